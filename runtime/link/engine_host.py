@@ -40,7 +40,9 @@ class Host:
     """Loads the engine, has orders carried out on it, and tells that it lives."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._link: Link[Report, Order] = Link(connection, Order, self._take_all, self._hang_up, frames.gathered)
+        self._link: Link[Report, Order] = Link(
+            connection, Order, self._take_all, self._hang_up, frames.gathered, frames.unwritten
+        )
         self._over = threading.Event()
         self._first: Pending[frames.Load] = Pending()
         self._orders: Orders | None = None

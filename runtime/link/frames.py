@@ -318,6 +318,20 @@ def call_failed(script_id: int, call: int, error: BaseException) -> CallFailed:
     return CallFailed(script_id, call, *_told(error))
 
 
+def unwritten(report: Report, error: Exception) -> Report | None:
+    """What is told instead of a report that msgpack cannot write, so that nobody waits for it for ever. None: nobody
+    does."""
+    match report:
+        case CallEnded(id, call) | CallFailed(id, call):
+            return call_failed(id, call, error)
+        case Loaded():
+            return failed(0, error)
+        case Beat():
+            return None
+        case _:
+            return failed(report.id, error)
+
+
 def _told(error: BaseException) -> tuple[str, str]:
     """Its kind and message. What is none of ours is told by its type: its text may hold anything."""
     for kind in type(error).__mro__:

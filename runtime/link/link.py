@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -16,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
+
+log = logging.getLogger("niwaki.server")
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 30  # both ends are ours; more than this is a torn stream
@@ -40,14 +43,17 @@ class Link(Generic[Sent, Received]):
         receive: Callable[[Sequence[Received]], None],
         ended: Callable[[], None],
         gather: Callable[[Sequence[Sent]], Sequence[object]] | None = None,
+        instead: Callable[[Sent, Exception], Sent | None] | None = None,
     ) -> None:
-        """`gather` may make fewer messages of those of a frame."""
+        """`gather` may make fewer messages of those of a frame. `instead`: what is sent for one that cannot be written,
+        for the reason that is given; without it whoever posts is told."""
         self._connection = connection
         self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
         self._encoder = msgspec.msgpack.Encoder()
         self._receive = receive
         self._ended = ended
         self._gather = gather
+        self._instead = instead
         self._chunk = memoryview(bytearray(CHUNK_BYTES))  # read into, each frame anew
         self._unread = bytearray()  # what came in behind the last whole frame
         self._read_by: asyncio.AbstractEventLoop | None = None  # None: a thread; used on the loop only
@@ -74,7 +80,10 @@ class Link(Generic[Sent, Received]):
             self._read_on_thread()
 
     def post(self, message: Sent, *, flush: bool = True) -> None:
-        """Send it soon; without `flush`, with the next one that has it. Lost when the link is down: `ended` tells."""
+        """Send it soon; without `flush`, with the next one that has it. Lost when the link is down: `ended` tells.
+
+        Raises what it cannot be written for, where nothing is sent instead; all others are sent.
+        """
         with self._changed:
             self._posted.append(message)
             if flush:
@@ -101,17 +110,19 @@ class Link(Generic[Sent, Received]):
         """Write what was posted, as far as that needs no waiting. Called with the lock held."""
         if self._must_write or self._is_closed:
             return
-        frame = self._frame()
+        frame, error = self._frame()
         try:
             num_sent = self._connection.send(frame, socket.MSG_DONTWAIT)
         except BlockingIOError:
             num_sent = 0
         except OSError:  # nobody reads any more: the reading side finds out, too
-            return
+            num_sent = len(frame)
         if num_sent < len(frame):
             self._unsent = frame[num_sent:]
             self._must_write = True
             self._changed.notify()
+        if error is not None:
+            raise error
 
     def _write(self) -> None:
         while True:
@@ -120,7 +131,7 @@ class Link(Generic[Sent, Received]):
                 self._must_write = self._must_write and bool(self._posted or self._unsent)
                 self._changed.wait_for(lambda: self._must_write or self._is_closed)
                 frames, self._unsent = self._unsent, b""
-                frames += self._frame() if self._posted else b""
+                frames += self._frame()[0] if self._posted else b""
                 is_closed = self._is_closed
             try:
                 self._connection.sendall(frames)
@@ -131,11 +142,36 @@ class Link(Generic[Sent, Received]):
                     self._connection.shutdown(socket.SHUT_RDWR)
                 return
 
-    def _frame(self) -> bytes:
-        """Of all that was posted. Called with the lock held."""
+    def _frame(self) -> tuple[bytes, Exception | None]:
+        """Of all that was posted, and why one of them is missing in it. Called with the lock held."""
         posted, self._posted = self._posted, []
-        body = self._encoder.encode(posted if self._gather is None else self._gather(posted))
-        return LENGTH.pack(len(body)) + body
+        error: Exception | None = None
+        try:
+            body = self._written(posted)
+        except Exception:  # one fault must not take along what others wait for
+            posted, error = self._writable(posted)
+            body = self._written(posted)
+        return LENGTH.pack(len(body)) + body, error
+
+    def _written(self, posted: Sequence[Sent]) -> bytes:
+        return self._encoder.encode(posted if self._gather is None else self._gather(posted))
+
+    def _writable(self, posted: Sequence[Sent]) -> tuple[list[Sent], Exception | None]:
+        """Those that can be written, what is sent for the others, and of one for which nothing is, the reason."""
+        kept: list[Sent] = []
+        left_out: Exception | None = None
+        for message in posted:
+            try:
+                self._encoder.encode(message)
+                kept.append(message)
+            except Exception as error:
+                log.exception("a message could not be written")
+                told = None if self._instead is None else self._instead(message, error)
+                if told is not None:
+                    kept.append(told)
+                elif self._instead is None:
+                    left_out = error
+        return kept, left_out
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

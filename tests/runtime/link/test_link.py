@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
+from niwaki.runtime.api import Delta, GenerationError
+from niwaki.runtime.link import frames
 from niwaki.runtime.link.link import CHUNK_BYTES, LENGTH, Link
 
 
@@ -212,3 +214,47 @@ def test_what_the_socket_does_not_take_before_the_threads_begin_is_written_by_th
     assert reader.numbers == [*[*range(CHUNK_BYTES)] * 20, 1]
     reader.theirs.close()
     reader.link.join(60)
+
+
+def test_a_report_that_cannot_be_written_takes_no_other_along_and_is_told_as_a_failure() -> None:
+    theirs, ours = socket.socketpair()
+    told: list[frames.Message] = []
+    come = threading.Semaphore(0)
+
+    def receive(reports: Sequence[frames.Message]) -> None:
+        told.extend(reports)
+        come.release()
+
+    link: Link[frames.Report, object] = Link(
+        ours, object, lambda _: None, lambda: None, frames.gathered, frames.unwritten
+    )
+    reading: Link[object, frames.Message] = Link(theirs, frames.Message, receive, lambda: None)
+    link.start()
+    reading.start()
+    torn = Delta("\ud800")
+    link.post(frames.Piece(1, Delta("a")), flush=False)
+    link.post(frames.Piece(2, torn), flush=False)
+    link.post(frames.Piece(3, Delta("b")), flush=False)
+    link.post(frames.CallFailed(4, 7, "RequestError", "\ud800"), flush=False)
+    link.post(frames.Beat({"unknown": object()}), flush=False)  # type: ignore[dict-item]  # no number
+    link.post(frames.Flushed(5, is_done=True))
+    assert come.acquire(timeout=60)
+    reason = GenerationError.__name__, "UnicodeEncodeError in the engine process"
+    assert told == [
+        frames.Pieces([1, 3], [Delta("a"), Delta("b")]),
+        frames.Failed(2, *reason),
+        frames.CallFailed(4, 7, *reason),
+        frames.Flushed(5, is_done=True),
+    ]
+    link.close()
+    for one in (link, reading):
+        one.join(60)
+
+
+def test_who_posts_what_cannot_be_written_is_told_and_the_others_are_sent(writer: Writer) -> None:
+    writer.link.post([1], flush=False)
+    with pytest.raises(TypeError, match="object"):
+        writer.link.post([object()])  # type: ignore[list-item]  # which msgpack has no type for
+    assert writer.frame() == [[1]]
+    writer.link.post([2])
+    assert writer.frame() == [[2]]
