@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 import niwaki as nw
 from niwaki.lang.endpoint import Endpoint
+from niwaki.lang.program import Program
 from niwaki.lang.state import State
 from niwaki.runtime.api import EngineStopped, Generation
 from niwaki.runtime.engine import Engine
@@ -251,7 +252,7 @@ def test_a_failure_is_that_calls_own_and_says_nothing_of_the_inside(
 
 
 @pytest.mark.parametrize("program", [ends, ends_on_the_loop])
-def test_a_program_that_would_end_the_process_fails_alone(engine: Engine, program: nw.Program) -> None:
+def test_a_program_that_would_end_the_process_fails_alone(engine: Engine, program: Program) -> None:
     with serving(engine, programs=[Endpoint(program)]) as url, httpx2.Client(base_url=url, timeout=60) as client:
         for more in ("", "?stream=true", "/batch", "/batch?stream=true"):
             for how in (*ENDS, *(["cancel"] if program is ends_on_the_loop else [])):
