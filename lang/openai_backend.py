@@ -342,7 +342,8 @@ class OpenAI:
             case openai.APITimeoutError():
                 return TimedOut(f"{self!r} did not answer in time")
             case openai.APIConnectionError():
-                return EngineStopped(f"{self!r} cannot be reached: {error.__cause__ or error}")
+                cause = error.__cause__ or error  # of a connection that was reset it says nothing but its name
+                return EngineStopped(f"{self!r} cannot be reached: {str(cause) or type(cause).__name__}")
             case openai.APIStatusError(status_code=status, code=code) if status < 500 and status != 429:
                 kind = CapacityError if code == "context_length_exceeded" else RequestError
                 return kind(f"{self!r} refused the request ({status}): {error.message}")

@@ -14,7 +14,9 @@ from typing import Final, Literal, TypeAlias
 from niwaki.runtime.api import (
     Choices,
     Constraint,
+    ConstraintError,
     FinishReason,
+    GenerationError,
     Grammar,
     JsonSchema,
     Message,
@@ -184,14 +186,20 @@ def _extra_constraint(constraint: Constraint, *, extensions: bool) -> Json:
             raise UnsupportedByBackend(f"a {type(constraint).__name__} constraint has no field in OpenAI's API")
 
 
-def _as_object(schema: Json) -> tuple[Json, bool]:
-    """The schema, as the field of an object where it is none itself: the API takes objects only."""
-    if schema.get("type") == "object":
+def _as_object(schema: Json | bool) -> tuple[Json, bool]:
+    """The schema, as the field of an object where it is none itself: the API takes objects only.
+
+    Raises:
+        ConstraintError: it is no schema.
+    """
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError(f"a JSON schema must be an object or a boolean, got {type(schema).__name__}")
+    if isinstance(schema, dict) and schema.get("type") == "object":
         return schema, False
-    inner = dict(schema)
+    inner = dict(schema) if isinstance(schema, dict) else schema
     whole: Json = {"type": "object", "properties": {"value": inner}, "required": ["value"]}
     whole["additionalProperties"] = False
-    if "$defs" in inner:  # references count from the root
+    if isinstance(inner, dict) and "$defs" in inner:  # references count from the root
         whole["$defs"] = inner.pop("$defs")
     return whole, True
 
@@ -270,7 +278,13 @@ def logprobs_of(api: Api, told: Mapping[str, object] | None) -> Logprobs:
 def _unwrapped(text: str, ask: Ask) -> str:
     if not ask.is_wrapped:
         return text
-    value = json.loads(text)["value"]
+    try:
+        value = json.loads(text)["value"]
+    except (ValueError, TypeError, KeyError):
+        raise GenerationError(
+            f'the service was asked for an object with a "value" and answered {text[:80]!r}: it may not know '
+            "response_format"
+        ) from None
     return value if ask.is_bare else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

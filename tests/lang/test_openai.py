@@ -207,6 +207,38 @@ def test_a_refusal_of_the_service_is_an_error_of_ours(
         talk.run(backend=chat).sync()
 
 
+@pytest.mark.parametrize("said", ["forty-one", "", "41", "[41]", '{"answer": 41}', '{"value": 4'])
+def test_a_service_that_knows_nothing_of_schemas_is_told_of(said: str, stub: Stub, chat: nw.OpenAI) -> None:
+    @nw.function
+    def f(s: State) -> None:
+        s += nw.user("?") + nw.assistant(nw.gen("n", dtype=int))
+
+    stub.answer = lambda body: said
+    with pytest.raises(nw.GenerationError, match="may not know response_format"):
+        f.run(backend=chat).sync()
+
+
+@pytest.mark.parametrize("schema", ["true", "false"])
+def test_a_schema_that_is_a_boolean_is_wrapped_as_others_are(schema: str, stub: Stub, chat: nw.OpenAI) -> None:
+    @nw.function
+    def f(s: State, schema: str) -> None:
+        s += nw.user("?") + nw.assistant(nw.gen("x", json_schema=schema))
+
+    stub.answer = lambda body: '{"value": [1]}'
+    assert f.run(schema, backend=chat)["x"] == "[1]"
+    asked = stub.asked[-1][1]["response_format"]["json_schema"]["schema"]
+    assert asked["properties"] == {"value": json.loads(schema)}
+    with pytest.raises(nw.ConstraintError, match="an object or a boolean, got list"):
+        f.run("[1]", backend=chat).sync()
+
+
+def test_a_connection_that_is_reset_is_named(chat: nw.OpenAI) -> None:
+    openai = pytest.importorskip("openai")
+    error = openai.APIConnectionError(request=None)
+    error.__cause__ = ConnectionResetError()
+    assert str(chat._reason(error)).endswith("cannot be reached: ConnectionResetError")
+
+
 def test_a_service_that_is_not_there_is_told_at_once() -> None:
     backend = nw.OpenAI("small", base_url="http://127.0.0.1:9/v1", api_key="-", max_retries=0)
     with pytest.raises(nw.EngineStopped, match="cannot be reached"):
