@@ -65,6 +65,8 @@ def check_output(path: Path) -> None:
     is_device = path.exists() and not path.is_file()  # what stands behind a pipe's dot says nothing
     if suffix not in ("", *LINES_SUFFIXES, *TABLE_SUFFIXES) and not is_device:
         raise ConfigError(f"{path}: unknown kind of output; name it {', '.join((*LINES_SUFFIXES, *TABLE_SUFFIXES))}")
+    if suffix in TABLE_SUFFIXES and is_device:
+        raise ConfigError(f"{path} is no file, and a table is made in one, at the end; name a file, or it .jsonl")
     if suffix == ".parquet":
         _pyarrow()
 
@@ -101,6 +103,7 @@ def write_table(lines: Path, output: Path, count: int) -> None:
     Raises:
         OSError: it could not be written. What stood at `output` before is still there.
     """
+    output = Path(os.path.realpath(output))  # of a link, what it leads to
     partial = output.with_name(output.name + ".partial")
     if output.suffix.lower() == ".csv":
         _write_csv(lines, partial, count)

@@ -8,6 +8,7 @@ read up to the damage.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -63,6 +64,9 @@ class CacheWriter:
     """Writes paths to a file that appears under its name at the end of the `with` block; an error leaves no file."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
+        path = Path(os.path.realpath(path))  # of a link, what it leads to
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "is no file, and would be replaced by one", str(path))
         self._path = path
         try:
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
@@ -88,13 +92,22 @@ class CacheWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, place: object) -> None:
         try:
+            self._name_file(error)
             self._file.close()  # writes what is left
             if kind is None:
                 os.replace(self._name, self._path)
+        except OSError as failed:
+            self._name_file(failed)
+            raise
         finally:
             Path(self._name).unlink(missing_ok=True)  # missing where it has got its name
+
+    def _name_file(self, error: BaseException | None) -> None:
+        """A disk that is full says nothing but that."""
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self._path)
 
     def _write_line(self, fields: dict[str, object]) -> None:
         self._file.write(json.dumps(fields).encode() + b"\n")
@@ -128,7 +141,7 @@ def _line(file: BinaryIO) -> dict[str, object] | None:
         return None
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

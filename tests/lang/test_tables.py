@@ -77,6 +77,18 @@ def test_an_output_of_an_unknown_kind_is_refused_and_a_pipe_is_not(tmp_path: Pat
     os.mkfifo(tmp_path / "pipe.1")
     for name in ("out.jsonl", "out", "pipe.1"):
         check_output(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ConfigError, match="is no file, and a table is made in one"):
+        check_output(tmp_path / "pipe.csv")
+
+
+def test_a_link_to_a_table_stays_one(tmp_path: Path) -> None:
+    kept, link = tmp_path / "kept.csv", tmp_path / "link.csv"
+    link.symlink_to(kept)
+    for _ in range(2):
+        write_table(lines(tmp_path / "rows.jsonl", ROWS), link, len(ROWS))
+        assert link.is_symlink()
+        assert kept.read_text("utf-8").startswith("index,name")
 
 
 def test_csv_out_has_every_column_and_reads_back(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,33 @@ def test_a_cache_that_cannot_get_its_name_leaves_no_file(folder: Path, tmp_path:
     assert list(tmp_path.iterdir()) == [taken]
 
 
+def test_what_is_no_file_is_not_replaced_by_one_and_a_link_leads_to_it(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    with Engine(folder, kv_tokens=256) as engine:
+        run(engine, prompt(6, 40))
+        with pytest.raises(OSError, match=r"is no file, .*pipe"):
+            engine.save_cache(tmp_path / "pipe")
+        assert engine.save_cache(tmp_path / "link") == engine.save_cache(tmp_path / "kept") > 0
+        assert (tmp_path / "link").is_symlink()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "link", "pipe"]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, *more: object) -> object:
+        os.close(file)
+        return open("/dev/full", "wb", buffering=1 << 16)
+
+    with Engine(folder, kv_tokens=256) as engine:
+        run(engine, prompt(6, 40))
+        monkeypatch.setattr(os, "fdopen", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*cache.niwaki'"):
+            engine.save_cache(tmp_path / "cache.niwaki")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_to_the_damage(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,6 +123,9 @@ def test_a_saved_cache_of_other_weights_is_refused_and_a_damaged_one_is_used_up_
             engine.save_cache(tmp_path / "nowhere" / "cache")
         with pytest.raises(ConfigError, match="is not a saved cache"):
             engine.load_cache(folder / "config.json")
+        (tmp_path / "deep").write_text("[" * 60_000)
+        with pytest.raises(ConfigError, match="is not a saved cache"):
+            engine.load_cache(tmp_path / "deep")
     content = file.read_bytes()
     file.write_bytes(content[:-3] + b"xyz")
     with Engine(folder, kv_tokens=1024) as engine, caplog.at_level(logging.WARNING, "niwaki.tiers"):
