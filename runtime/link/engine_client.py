@@ -402,7 +402,11 @@ class EngineClient(Templates):
                 self._generations[number] = asked.pending
         if asked.branch is not None:
             asked.branch.running.add(number)
-        link.post(order)
+        try:
+            link.post(order)
+        except (TypeError, ValueError, OverflowError) as error:  # a lone surrogate in a stop or in a constraint
+            self._take(number)
+            raise RequestError(f"the request cannot be sent to the engine: {error}") from error
 
     def post(self, order: Order, *, flush: bool = True) -> None:
         """To whom it may concern: without an engine there is nothing to cancel and nothing to close."""

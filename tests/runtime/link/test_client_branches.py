@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -60,6 +61,30 @@ def test_a_branch_whose_continuations_are_refused_stands_where_it_stood(client: 
     with pytest.raises(EngineStopped):
         client.score(branch, [Segment(" sat")], ["a"])
     assert list(branch.token_ids) == stood
+
+
+def test_what_cannot_be_written_is_refused_and_leaves_nothing_behind(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Loop.post
+
+    def written(self: Loop, message: Order | Report, *, flush: bool = True) -> None:
+        msgspec.msgpack.encode(message)
+        post(self, message, flush=flush)
+
+    monkeypatch.setattr(Loop, "post", written)
+    branch = client.open()
+    client.append(branch, [Segment("the cat")])
+    stood = list(branch.token_ids)
+    for params in (SamplingParams(stop=("\ud800",)), SamplingParams(constraint=Regex("\ud800"))):
+        with pytest.raises(RequestError, match=r"cannot be sent to the engine: .* surrogates not allowed"):
+            client.generate(branch, [Segment(" sat")], params)
+    with pytest.raises(RequestError, match="surrogates not allowed"):
+        client.score(branch, [Segment(" sat")], ["a", "\ud800"])
+    assert list(branch.token_ids) == stood
+    assert not branch.running
+    assert not client._asked
+    assert client.generate(branch, [], SamplingParams(max_new_tokens=1)).result(60)
 
 
 def test_a_fork_waits_for_the_order_that_makes_use_of_it(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
