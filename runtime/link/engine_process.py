@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -138,7 +139,7 @@ class EngineProcess(RemoteEngine):
             began = time.monotonic()
             try:
                 child = _Child(self._model, self._options)
-            except OSError as error:  # no descriptor or no memory is left, for now: no engine has died of it
+            except OSError as error:  # no descriptor, no thread or no memory is left, for now: no engine has died of it
                 log.error("the engine process could not be started: %s", error)
                 self._is_over.wait(AGAIN_SECONDS)
                 continue
@@ -197,7 +198,12 @@ class _Child:
         self._is_lost = False
         self._client: EngineClient | None = None
         self.link: Link[Order, Message] = Link(ours, Message, lambda reports: self._receive(reports), self._lose)
-        self.link.start()
+        try:
+            self.link.start()
+        except RuntimeError as error:  # no thread is left
+            self.kill()
+            ours.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
         self.link.post(frames.Load(None if model is None else str(model), dict(options)))
 
     def connect(self, client: EngineClient) -> frames.Loaded:

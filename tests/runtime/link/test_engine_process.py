@@ -35,6 +35,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.link import engine_process, frames
 from niwaki.runtime.link.engine_client import EngineClient, EngineLink
 from niwaki.runtime.link.engine_process import EngineProcess
+from niwaki.runtime.link.link import Link
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.serve import serving
@@ -270,19 +271,26 @@ def test_an_engine_that_dies_too_often_stays_away(toy_folder: Path) -> None:
 def test_when_the_system_starts_no_process_it_is_tried_again(
     process: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of descriptors or of memory, which others give back."""
-    start = subprocess.Popen
-    refused: list[OSError] = []
+    """Out of descriptors, of memory or of threads, which others give back."""
+    start, start_threads = subprocess.Popen, Link.start
+    refused: list[Exception] = []
 
     def refusing(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
-        if len(refused) < 2:
+        if not refused:
             refused.append(OSError(errno.EMFILE, "Too many open files"))
             raise refused[-1]
         return start(*given, **options)
 
+    def refusing_threads(link: Link[Any, Any]) -> None:
+        if len(refused) == 1:
+            refused.append(RuntimeError("can't start new thread"))
+            raise refused[-1]
+        start_threads(link)
+
     monkeypatch.setattr(engine_process, "AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(process, "_restarted_at", deque())
     monkeypatch.setattr(subprocess, "Popen", refusing)
+    monkeypatch.setattr(Link, "start", refusing_threads)
     pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
