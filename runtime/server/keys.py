@@ -30,10 +30,12 @@ def digest_of(key: str) -> bytes:
     """SHA-256 of a key, or what stands behind `sha256:` in hex.
 
     Raises:
-        ConfigError: it is too short to be a key, or no digest.
+        ConfigError: it is too short to be a key, holds what no header brings as it is, or is no digest.
     """
     if key.startswith(DIGEST):
         return _digest_written(key.removeprefix(DIGEST))
+    if not (key.isascii() and key.isprintable() and key == key.strip()):  # nobody who has it would be answered
+        raise ConfigError("an API key is printable ASCII, without blanks or a line end around it")
     if len(key) < MIN_KEY:
         raise ConfigError(f"an API key needs at least {MIN_KEY} characters, got {len(key)}")
     return hashlib.sha256(key.encode()).digest()

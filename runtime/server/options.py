@@ -87,7 +87,7 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
     limits = KeyLimits(arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrent)
     keys = dict.fromkeys(digests(arguments.api_key), limits)
     if arguments.api_key_file is not None:
-        keys |= read_keys(arguments.api_key_file.read_text("utf-8"), limits)
+        keys |= read_keys(_text_of(arguments.api_key_file), limits)
         if not keys:
             raise ConfigError(f"{arguments.api_key_file} holds no key: everybody would be answered")
     folder = arguments.disk_cache_dir
@@ -114,6 +114,14 @@ def config_of(arguments: argparse.Namespace) -> ServerConfig:
         cache_secret=None if folder is None else kept_secret(Path(folder)),
         otlp_endpoint=arguments.otlp_endpoint,
     )
+
+
+def _text_of(path: Path) -> str:
+    """Raises OSError: it cannot be read. ConfigError: it is no UTF-8, which editors on Windows begin with a mark."""
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text, at byte {error.start}") from None
 
 
 def _replicas_of(arguments: argparse.Namespace) -> ReplicaConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from niwaki.runtime.server import service
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
+from niwaki.runtime.server.options import add_options, config_of
 from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.service import LONG_BODY
@@ -59,12 +61,34 @@ def test_a_file_holds_keys_and_digests_with_limits_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["short", "sha256:abc", "long-enough what=3", "long-enough concurrent=x", "long-enough concurrent=0"]
+    "line",
+    ["short", "sha256:abc", "long-enough what=3", "long-enough concurrent=x", "long-enough concurrent=0", "schlüssel"],
 )
 def test_a_wrong_line_is_told_by_its_number_and_not_by_its_text(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2 of the key file") as caught:
         read_keys(f"another-good-key\n{line}\n")
     assert line not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["a-key-of-ours\n", " a-key-of-ours", "a-key\tof-ours", "a-schlüssel", "\ufeffa-key-of-ours"]
+)
+def test_a_key_that_no_header_brings_as_it_is_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII"):
+        digest_of(key)
+
+
+def test_a_key_file_may_begin_with_a_mark_and_must_be_utf8(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    parser.set_defaults(disk_cache_dir=None)
+    path = tmp_path / "keys"
+    options = parser.parse_args(["--api-key-file", str(path)])
+    path.write_text(f"{KEY}\n", "utf-8-sig")
+    assert config_of(options).key_digests == (digest_of(KEY),)
+    path.write_text(f"{KEY}\n", "utf-16")
+    with pytest.raises(ConfigError, match="keys is not UTF-8 text, at byte 0"):
+        config_of(options)
 
 
 def test_requests_come_back_evenly_over_the_minute() -> None:
