@@ -282,7 +282,7 @@ class Engine:
         check_options(unknown)
         asked = (return_logprob, logprob_start_len, top_logprobs_num)
         running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
-        return running.stream_async() if stream else await running.results_async()
+        return await (running.stream_async() if stream else running.results_async())
 
     @property
     def vocab_size(self) -> int:

@@ -19,7 +19,7 @@ def hint(name: str, foreign: Names, known: Iterable[str], cutoff: float = 0.6) -
     meant = foreign.get(name)
     if meant is not None:
         return f"; it is called {meant!r} here" if meant.isidentifier() else f"; {meant}"
-    close = difflib.get_close_matches(name, known, 1, cutoff)
+    close = difflib.get_close_matches(str(name), known, 1, cutoff)  # the key of a dict may be anything
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -100,6 +100,8 @@ def params_of(
 
 def first_position(return_logprob: bool, logprob_start_len: int, prompts: Sequence[TokenIds]) -> int | None:
     """The first whose next-token log-probability is wanted; None where none is."""
+    if isinstance(logprob_start_len, bool) or not isinstance(logprob_start_len, int):
+        raise RequestError(f"logprob_start_len must be a whole number, got {logprob_start_len!r}")
     shortest = min((len(ids) for ids in prompts), default=0)
     if logprob_start_len > shortest:
         raise RequestError(f"logprob_start_len {logprob_start_len} is behind the end of a prompt of {shortest} tokens")

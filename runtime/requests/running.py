@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,19 +46,34 @@ class Running:
 
     async def results_async(self) -> Result | list[Result]:
         """`results` without blocking the event loop. Cancelling the task ends what was started."""
+        loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(is_over.set)
+
         try:
-            for generation in self.generations:
-                await _finished(generation)
+            if self.generations:
+                self._tell_end(tell)
+                await is_over.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
         return self.results()
 
     def stream(self) -> Iterator[Result]:
-        """Of the one prompt: results whose text grows, and the whole one at last."""
+        """Of the one prompt: results whose text grows, and the whole one at last. Who lets it go ends what was started,
+        also where nothing of it was read."""
+        results = self._stream()
+        next(results)
+        return results
+
+    def _stream(self) -> Iterator[Result]:
+        """As `stream`, behind one result that only begins it: what is let go before has no end of its own."""
         text, ids = "", list[int]()
         (generation,) = self.generations
         try:
+            yield _grown("", [])
             for delta in generation.deltas():
                 text += delta.text
                 ids += delta.token_ids
@@ -69,6 +84,12 @@ class Running:
 
     async def stream_async(self) -> AsyncIterator[Result]:
         """`stream` without blocking the event loop."""
+        results = self._stream_async()
+        await anext(results)
+        return results
+
+    async def _stream_async(self) -> AsyncIterator[Result]:
+        """As `_stream`."""
         loop = asyncio.get_running_loop()
         (generation,) = self.generations
         arrived: asyncio.Queue[Delta | None] = asyncio.Queue()
@@ -81,6 +102,7 @@ class Running:
         generation.add_done_callback(lambda: tell(None))
         text, ids = "", list[int]()
         try:
+            yield _grown("", [])
             while (delta := await arrived.get()) is not None:
                 text += delta.text
                 ids += delta.token_ids
@@ -95,31 +117,23 @@ class Running:
     def _wait(self) -> None:
         """Until all are done, or one has failed. To wait for each in turn is to be woken, and to want the interpreter
         while the engine has it, for many of them."""
-        done: list[Generation] = []
         is_over = threading.Event()
-
-        def tell(generation: Generation) -> None:
-            done.append(generation)
-            if len(done) == len(self.generations) or generation.error() is not None:
-                is_over.set()
-
-        for generation in self.generations:
-            generation.add_done_callback(partial(tell, generation))
+        self._tell_end(is_over.set)
         if self.generations:
             is_over.wait()
+
+    def _tell_end(self, tell: Callable[[], object]) -> None:
+        """When all are done, or one has failed; on any thread, perhaps more than once."""
+        done: list[Generation] = []
+
+        def note(generation: Generation) -> None:
+            done.append(generation)
+            if len(done) == len(self.generations) or generation.error() is not None:
+                tell()
+
+        for generation in self.generations:
+            generation.add_done_callback(partial(note, generation))
 
 
 def _grown(text: str, ids: Sequence[int]) -> Result:
     return {"text": text, "output_ids": list(ids), "meta_info": {"completion_tokens": len(ids)}}
-
-
-async def _finished(generation: Generation) -> None:
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-
-    def tell() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(done.set)
-
-    generation.add_done_callback(tell)
-    await done.wait()

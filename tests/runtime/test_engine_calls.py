@@ -69,7 +69,36 @@ def test_of_a_call_that_is_refused_nothing_goes_on(engine: Engine, monkeypatch: 
     assert engine.stats()["finished"] == 0
 
 
-def test_when_one_of_many_fails_the_others_are_cancelled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_let_go_before_it_was_read_ends_in_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = stop_before_step(monkeypatch, 1)
+    stream = engine.generate(input_ids=PROMPT, sampling_params=LONG, stream=True)
+    del stream
+
+    async def let_go() -> None:
+        stream = await engine.async_generate(input_ids=PROMPT, sampling_params=LONG, stream=True)
+        del stream
+
+    asyncio.run(let_go())
+    goes_on.set()
+    wait_until_idle(engine)
+    assert engine.stats()["finished"] == 0
+
+
+def test_keys_and_positions_of_another_type_are_refused_by_name(engine: Engine) -> None:
+    for given in ({None: 1}, {3: 1}):
+        with pytest.raises(RequestError, match=r"None|3"):
+            engine.generate("a", given)  # type: ignore[arg-type]  # what types would tell
+    for position in ("x", 1.5, True, None):
+        with pytest.raises(RequestError, match="logprob_start_len must be a whole number"):
+            engine.generate("a", return_logprob=True, logprob_start_len=position)  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_when_one_of_many_fails_the_others_are_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
     goes_on = stop_before_step(monkeypatch, 1)
     sample_row, drawn = Request.sample_row, list[None]()
 
@@ -80,8 +109,13 @@ def test_when_one_of_many_fails_the_others_are_cancelled(engine: Engine, monkeyp
         return sample_row(self, mask, end_ids)
 
     monkeypatch.setattr(Request, "sample_row", breaks_once)
+    asked: dict[str, object] = {"input_ids": [[5], [6], [7]], "sampling_params": LONG}
+
+    def generate() -> object:
+        return asyncio.run(engine.async_generate(**asked)) if is_async else engine.generate(**asked)  # type: ignore[call-overload]  # what types would tell
+
     with pytest.raises(GenerationError, match="a bug"):
-        engine.generate(input_ids=[[5], [6], [7]], sampling_params=LONG)
+        generate()
     goes_on.set()
     wait_until_idle(engine)
     assert engine.stats()["finished"] == 0
