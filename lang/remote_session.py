@@ -31,7 +31,7 @@ class RemoteSession:
     def messages(self) -> list[dict[str, str]]:
         """What was said so far, as {"role", "content"}; calls of tools are left out."""
         messages = map(as_object, as_list(self.export()["messages"]))
-        return [{"role": str(one["role"]), "content": str(one.get("content") or "")} for one in messages]
+        return [{"role": str(one["role"]), "content": _text_of(one)} for one in messages]
 
     def export(self) -> Json:
         """The session with all its turns, as `GET /v1/sessions/ID` tells it and `POST /v1/sessions` takes it."""
@@ -69,3 +69,11 @@ class RemoteSession:
     def store(self, after: str | None, messages: Sequence[Message]) -> None:
         said = [{"role": message.role, "content": message.content} for message in messages]
         self.endpoint.ask("POST", f"/v1/sessions/{self.id}/turns", {"after": after, "messages": said})
+
+
+def _text_of(message: Json) -> str:
+    """A client may have said it in parts."""
+    content = message.get("content") or message.get("refusal") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", part.get("refusal", ""))) for part in map(as_object, as_list(content)))

@@ -73,9 +73,15 @@ async function found(id) {
 function turnElement(turn) {
   const made = element("div", "turn");
   made.dataset.turn = turn.id;
-  for (const { role, content } of turn.messages) made.append(messageElement(role, content ?? ""));
+  for (const message of turn.messages) made.append(messageElement(message.role, textOf(message)));
   made.append(toldElement(turn));
   return made;
+}
+
+// A client may have said it in parts.
+function textOf({ content, refusal }) {
+  const parts = Array.isArray(content) ? content : [{ text: content, refusal }];
+  return parts.map((part) => part.text ?? part.refusal ?? "").join("");
 }
 
 function messageElement(role, content) {

@@ -118,13 +118,13 @@ def test_a_session_is_renamed_and_an_export_is_read_back(page: Browser, tmp_path
     assert page.texts("#talk-title") == ["cats and dogs"]
     shown = page.texts(".said .body")
 
-    page.run(
-        "fetch(`v1/sessions/${arguments[0]}`).then(async (one) => { window.exported = await one.text(); })",
-        *open_session(page),
-    )
+    fetched = "fetch(`v1/sessions/${arguments[0]}`).then(async (one) => { window.exported = await one.text(); })"
+    page.run(fetched, *open_session(page))
     page.wait("window.exported")
     exported, wrong = tmp_path / "exported.json", tmp_path / "wrong.json"
-    exported.write_text(str(page.run("return window.exported")))
+    parts = '"content":[{"type":"text","text":"the "},{"type":"text","text":"cat"}]'  # as other clients say it
+    exported.write_text(str(page.run("return window.exported")).replace('"content":"the cat"', parts))
+    assert exported.read_text().count(parts) == 2, "among the messages and in the turn"
     wrong.write_text("{")
     page.type("#import-file", str(wrong))
     page.wait("document.querySelector('#problem').textContent.startsWith('wrong.json is not an exported session: ')")

@@ -77,6 +77,14 @@ def test_a_chat_client_and_a_program_share_a_session(session: RemoteSession, cli
     assert session.messages() == state.messages()[:2]
 
 
+def test_what_a_client_said_in_parts_is_one_text(session: RemoteSession, client: httpx2.Client) -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
+    refused: dict[str, object] = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "refusal": "no"}, refused]
+    assert client.post(f"/v1/sessions/{session.id}/turns", json={"after": None, "messages": messages}).is_success
+    assert session.messages() == [{"role": "user", "content": "the cat"}, *[{"role": "assistant", "content": "no"}] * 2]
+
+
 def test_a_program_rewinds_branches_exports_and_deletes_its_session(
     session: RemoteSession, endpoint: RuntimeEndpoint, client: httpx2.Client
 ) -> None:
