@@ -241,6 +241,8 @@ class Journal:
             raise JournalError(
                 f"{self.path} is being written by another run; wait for it or name another output"
             ) from None
+        if not _is_at(self._fd, self.path):  # another run, which had made it, began nothing and took it away
+            raise JournalError(f"{self.path} was taken away by another run just now; begin again")
 
     def _recover(self) -> None:
         """Count the whole lines and check that they are rows of this very run."""
@@ -323,6 +325,14 @@ def _opened(path: Path) -> tuple[int, bool]:
         return os.open(path, flags, 0o666), False
     except FileNotFoundError as error:
         raise not_made(path, error) from None
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -278,6 +279,26 @@ def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
     with Journal(path, FINGERPRINT), pytest.raises(JournalError, match="being written by another run"):
         Journal(path, FINGERPRINT)
     assert write_rows(path, 1) == 0  # free again
+
+
+def test_a_file_that_another_run_takes_away_while_it_is_opened_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.jsonl"
+    other, flock = Journal(path, FINGERPRINT), fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        other.close()  # it made the file and began nothing
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(JournalError, match="taken away by another run"):
+        Journal(path, FINGERPRINT)
+    monkeypatch.undo()
+    with Journal(path, FINGERPRINT) as journal:
+        journal.begin()
+        journal.write({"a": 1})
+    assert path.read_text() == '{"index": 0, "a": 1}\n'
 
 
 def test_only_a_finished_run_is_called_finished(tmp_path: Path) -> None:
