@@ -151,6 +151,8 @@ class Running:
             with self._lock:
                 news, self._news = self._news, []
             for one in news:
+                if isinstance(one, int) and self._is_closed:  # with its branch, before somebody came to take it
+                    continue
                 self.has_ended = self.has_ended or (isinstance(one, dict) and one.keys() <= LAST)
                 yield one
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Literal
@@ -17,6 +18,10 @@ from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.remote_link import ServerLink
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.link.frames import LaneEnded
+from niwaki.runtime.server.errors import ServerEnds
+from niwaki.runtime.server.metrics import Metrics
+from niwaki.runtime.server.scripts import Running, ScriptBody
 from tests.lang.waiting import wait_until
 from tests.plans import NAMES, follow, plans_of
 from tests.runtime.server.conftest import held, nobody_waits, wait_until_idle
@@ -329,3 +334,17 @@ def test_a_text_that_never_comes_ends_the_script_and_hangs_nobody(client: httpx2
     choose = {"do": "choose", "call": 0, "choices": ["a", "b"], "method": "exact"}
     answer = client.post("/scripts", json={"branches": [[{"do": "say", "parts": [0]}, choose]], "is_over": True})
     assert answer.text == 'data: {"token_ids":null}\n\n'
+
+
+def test_of_a_script_that_is_told_to_end_no_branch_is_handed_over() -> None:
+    """Its lanes that are at their end went with it."""
+
+    async def told() -> list[object]:
+        running = Running(ScriptBody(branches=[[]], is_over=False), Metrics(dict))
+        running._hear({}, LaneEnded(1, 0, b"", 0, 0))
+        running.interrupt(ServerEnds("the server is shutting down"))
+        return [one async for one in running.news()]
+
+    (error,) = asyncio.run(told())
+    assert isinstance(error, dict)
+    assert error["error"]["code"] == "overloaded"
