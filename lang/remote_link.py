@@ -16,6 +16,9 @@ from urllib.parse import SplitResult, urlsplit
 from niwaki.lang.remote_wire import Json, as_object, error_at
 from niwaki.runtime.api import Cancelled, ConfigError, EngineStopped, NiwakiError, TimedOut
 
+# A connection on which nothing came for 60 s is asked whether the other end is there, and is lost 30 s later.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
 
 class LongCall:
     """One call that takes its time. Cancelling closes its connection, by which the server knows that nobody waits."""
@@ -151,6 +154,7 @@ class ServerLink:
                 connection.timeout = timeout
                 if connection.sock is None:
                     connection.connect()
+                    _keep_alive(connection.sock)
                 connection.sock.settimeout(timeout)
                 call.runs_on(connection)
                 connection.request(method, path, content, self._headers)
@@ -179,6 +183,15 @@ class ServerLink:
         is_no_tls = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
         hint = "; does it speak plain http?" * is_no_tls
         return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}{hint}")
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Nobody bounds a long call: that the other machine is gone without a word must be noticed here."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _address(url: str) -> SplitResult:

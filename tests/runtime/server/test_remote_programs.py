@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -13,6 +14,7 @@ import niwaki as nw
 from niwaki.lang.backends import Host
 from niwaki.lang.program import Program
 from niwaki.lang.remote import RuntimeEndpoint
+from niwaki.lang.remote_link import KEEP_ALIVE
 from niwaki.lang.state import State
 from niwaki.runtime.api import Generation, Message, Regex, SamplingOptions, Segment
 from niwaki.runtime.engine import Engine
@@ -265,6 +267,17 @@ def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
 def test_a_server_without_tls_is_told_from_one_that_is_gone(url: str) -> None:
     with pytest.raises(nw.EngineStopped, match=r"cannot be reached: SSL.*; does it speak plain http\?"):
         RuntimeEndpoint(url.replace("http:", "https:"), timeout=5).info()
+
+
+def test_the_system_watches_whether_the_other_machine_is_there(url: str) -> None:
+    """A long call has no limit of its own, and a machine that is switched off says nothing."""
+    with RuntimeEndpoint(url) as endpoint:
+        endpoint.info()
+        (connection,) = endpoint._link._idle
+        assert connection.sock is not None
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        for name, value in KEEP_ALIVE.items():
+            assert connection.sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
 def test_a_server_that_is_gone_is_told_at_once() -> None:
