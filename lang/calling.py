@@ -24,6 +24,7 @@ from niwaki.lang.run import Run
 from niwaki.lang.tools import Ask, Call
 from niwaki.lang.transcript import Span
 from niwaki.lang.types import schema_type
+from niwaki.lang.waiting import parsing
 from niwaki.runtime.api import (
     AsksForReaders,
     Backend,
@@ -170,7 +171,8 @@ class Calling(Reading):
         self._stop_alarm(active)
         try:
             outputs = generation.result(0)
-            answers = [_value(output, node, self.run.backend) for output in outputs]
+            with parsing():
+                answers = [_value(output, node, self.run.backend) for output in outputs]
             values = [answer.value for answer in answers]
             shorter = _kind_of_shorter(node, outputs, values)
             with self._lock:

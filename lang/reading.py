@@ -16,8 +16,8 @@ from niwaki.lang.meta import Outcome, Usage
 from niwaki.lang.partial import NOTHING, partial_value
 from niwaki.lang.run import Run
 from niwaki.lang.transcript import Cursor, Span, Transcript
-from niwaki.lang.waiting import Changes, Question
-from niwaki.runtime.api import Delta, Message
+from niwaki.lang.waiting import Changes, Question, would_wait_for_itself
+from niwaki.runtime.api import Delta, Message, ProgramError
 
 T = TypeVar("T")
 
@@ -256,6 +256,11 @@ class Reading(ABC):
         if is_ready():
             return
         self.run.check_may_block()
+        if would_wait_for_itself():
+            raise ProgramError(
+                f"a type's validator cannot wait for program {self.run.program}: it runs where results are told, so "
+                "that none would come; check the value behind the gen"
+            )
         while not self._wait(is_ready):
             if self.run.remaining() == 0.0:  # else it stood still meanwhile
                 with self._changed.released():

@@ -10,9 +10,45 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Question: TypeAlias = Callable[[], bool]
+
+# On these threads backends tell results: who waits there for another one waits for ever.
+TELLING: Final = ("niwaki-engine", "niwaki-link-read", "niwaki-openai", "niwaki-replicas")
+
+
+class _Parsing(threading.local):
+    """Whether this thread reads a value, with the validators of its type."""
+
+    depth = 0
+
+
+_parsing = _Parsing()
+
+
+@contextmanager
+def parsing() -> Iterator[None]:
+    """The code of a type's author runs in this block, where a backend told a result."""
+    _parsing.depth += 1
+    try:
+        yield
+    finally:
+        _parsing.depth -= 1
+
+
+def would_wait_for_itself() -> bool:
+    """Whether the thread that asks must go on for anything to be told. On an event loop, too, a backend may tell its
+    results."""
+    if threading.current_thread().name in TELLING:
+        return True
+    if not _parsing.depth:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @dataclass(eq=False, slots=True)

@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from niwaki.runtime.api import Delta, EngineStopped, Generation, SamplingParams
+from niwaki.runtime.api import Delta, EngineStopped, Generation, RequestError, SamplingParams
 from niwaki.runtime.requests.results import Result, result_of
+
+ENGINE = "niwaki-engine"  # the name of the thread that steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class Running:
         while the engine has it, for many of them."""
         is_over = threading.Event()
         self._tell_end(is_over.set)
-        if self.generations:
+        if self.generations and not is_over.is_set():
+            if threading.current_thread().name == ENGINE:
+                raise RequestError("a callback of the engine, or a type's validator, cannot wait for the engine itself")
             is_over.wait()
 
     def _tell_end(self, tell: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -283,3 +283,30 @@ def test_an_engine_under_sglangs_name_runs_programs(tmp_path: Path) -> None:
 @nw.function
 def ask(s: State, text: str) -> None:
     s += text + nw.gen("x", regex="[a-z]{3}")
+
+
+def test_a_validator_that_waits_for_the_engine_is_refused_and_holds_nobody_up(engine: Engine) -> None:
+    """It runs where the engine tells its results: that waited for itself, and with it everybody's requests."""
+
+    @nw.function
+    def judge(s: State) -> None:
+        s += "good? " + nw.gen("word", max_tokens=2)
+
+    def by_program(age: int) -> int:
+        judge.run(backend=engine).sync()
+        return age
+
+    def by_engine(age: int) -> int:
+        engine.generate("good? ", {"max_new_tokens": 2})
+        return age
+
+    for check, message in ((by_program, "cannot wait for program judge"), (by_engine, "cannot wait for the engine")):
+        checked = pydantic.create_model("checked", age=(Annotated[int, pydantic.AfterValidator(check)], ...))
+
+        @nw.function
+        def ask(s: State, kind: type) -> None:
+            s += "Ada is 36: " + nw.gen("person", dtype=kind, max_tokens=40)
+
+        with pytest.raises(nw.GenerationError, match=message):
+            ask.run(checked).sync()
+    assert judge.run()["word"] is not None
