@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from jinja2 import Template, TemplateError, meta
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from niwaki.runtime.api import (
@@ -28,6 +28,7 @@ from niwaki.runtime.api import (
     UnsupportedByBackend,
 )
 from niwaki.runtime.api.calls import REASONING_MARKERS, format_of
+from niwaki.runtime.checkpoint.template_reads import names_read
 
 PASSING = ("strftime_now", "random", "lipsum")  # what a template may ask that has another answer each time
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")  # as templates call the tokens
@@ -248,7 +249,7 @@ class Tokenizer:
             UnsupportedByBackend: the model folder has no chat template. ModelError: the template is none.
         """
         _ = self._template  # it can be read
-        read = meta.find_undeclared_variables(self._environment.parse(self._template_text))
+        read = names_read(self._environment.parse(self._template_text))
         own = {"messages", "tools", "add_generation_prompt", *SPECIAL_NAMES}
         return frozenset(read - own - self._environment.globals.keys())
 

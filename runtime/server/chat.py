@@ -177,7 +177,7 @@ def _check_variables(variables: Mapping[str, object], tokenizer: Tokenizer) -> N
     for name, value in variables.items():
         param = f"chat_template_kwargs.{name}"
         if name not in tokenizer.template_variables:
-            known = ", ".join(sorted(tokenizer.template_variables)) or "none"
+            known = ", ".join(sorted(tokenizer.template_variables)) or "no variables: leave them out"
             message = f"{param}: this model's chat template does not read it; it reads {known}"
             raise ApiError(400, message, param=param, code="unsupported")
         if isinstance(value, str) and (

@@ -185,6 +185,13 @@ def test_a_variable_that_the_template_does_not_read_or_that_forges_a_token_is_re
     assert refused.value.param == f"chat_template_kwargs.{next(iter(variables))}"
 
 
+def test_what_a_template_sets_for_itself_is_no_variable_of_callers(tmp_path: Path) -> None:
+    own = "{% if messages %}{% set rest = messages %}{% else %}{% set rest = [] %}{% endif %}{{ rest | length }}"
+    tokenizer = Tokenizer(make_tokenizer(tmp_path, template=own))
+    with pytest.raises(ApiError, match="does not read it; it reads no variables: leave them out"):
+        chat.Prompts(tokenizer).segments([Message("user", "hi")], variables={"rest": "x"})
+
+
 def test_no_two_variables_make_a_token_between_them(tmp_path: Path) -> None:
     beside = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ mood }}{{ tone }}<{{ kind }}>"
     tokenizer = Tokenizer(make_tokenizer(tmp_path, template=beside))
