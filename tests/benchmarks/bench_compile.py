@@ -30,7 +30,7 @@ from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.state import State
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_server import our_server, processor_seconds
-from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
+from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, number_of_pairs, table, write_json
 
 WORDS = "the cat dog mat log sat on and in town lives works name city asks says who where what green".split()
 
@@ -130,7 +130,7 @@ def measured(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--pairs", type=int, default=MIN_PAIRS)
+    parser.add_argument("--pairs", type=number_of_pairs, default=MIN_PAIRS)
     parser.add_argument("--programs", type=int, default=W7.programs, help="of W7")
     parser.add_argument("--answer", type=int, help="tokens of each answer, instead of the workloads' own")
     parser.add_argument("--threads", type=int, default=32)

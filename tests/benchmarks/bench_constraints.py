@@ -42,7 +42,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.forced import forced_tokens
 from tests.benchmarks.bench_masks import synthetic_vocabulary
 from tests.benchmarks.bench_stall import Clock
-from tests.benchmarks.harness import Comparison, compare, table, write_json
+from tests.benchmarks.harness import Comparison, compare, number_of_pairs, table, write_json
 
 TEKKEN_SIZE = 131_072
 PERSON = {
@@ -434,7 +434,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--rows", type=int, default=32, help="of W8 and W10")
     parser.add_argument("--tokens", type=int, default=64, help="of W10")
-    parser.add_argument("--pairs", type=int, default=40, help="of W10")
+    parser.add_argument("--pairs", type=number_of_pairs, default=40, help="of W10")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     results: list[Comparison] = []

@@ -26,7 +26,7 @@ from niwaki.runtime.loop.decoding import Decoding
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import DRAFT_ROWS, NOTHING
 from niwaki.runtime.requests.request import Request
-from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
+from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, number_of_pairs, table, write_json
 
 AIM = ">= 0.98"
 RIGHT = 0.8  # of the tokens of synthetic guesses
@@ -106,7 +106,7 @@ def foreseen(drafting: Engine, plain: Engine, count: int, pairs: int) -> Compari
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=MIN_PAIRS + 4)
+    parser.add_argument("--pairs", type=number_of_pairs, default=MIN_PAIRS + 4)
     parser.add_argument("--count", type=int, default=12, help="texts of each kind")
     parser.add_argument("--only", nargs="*", help="kinds to measure")
     parser.add_argument("--json", type=Path)

@@ -25,7 +25,7 @@ import torch
 
 from niwaki.radix import Cache
 from niwaki.runtime.engine import Engine
-from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
+from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, number_of_pairs, table, write_json
 from tests.benchmarks.shapes import RANDOM, model_folder
 
 Prompts = list[list[int]]
@@ -211,7 +211,7 @@ NAMES = (*ON_OFF, "w18")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results there as well")
-    parser.add_argument("--pairs", type=int, default=MIN_PAIRS + 2)
+    parser.add_argument("--pairs", type=number_of_pairs, default=MIN_PAIRS + 2)
     parser.add_argument("--only", choices=NAMES, action="append")
     parser.add_argument("--model", choices=["niwaki-tiny", *RANDOM], default="niwaki-tiny", help="of W1 and W13")
     options = parser.parse_args(argv)

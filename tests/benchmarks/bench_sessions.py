@@ -24,7 +24,7 @@ from niwaki.runtime.api import Segment
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_server import our_server
-from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, table, write_json
+from tests.benchmarks.harness import MIN_PAIRS, Comparison, compare, number_of_pairs, table, write_json
 from tests.benchmarks.shapes import LARGE, RANDOM, model_folder
 
 NUM_HISTORY = 4000  # tokens before turn 10
@@ -142,7 +142,7 @@ def measure(name: str, pairs: int, num_new: int) -> Iterator[Comparison]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("niwaki-tiny", *RANDOM, *LARGE), default="niwaki-tiny")
-    parser.add_argument("--pairs", type=int, default=2 * MIN_PAIRS + 1)
+    parser.add_argument("--pairs", type=number_of_pairs, default=2 * MIN_PAIRS + 1)
     parser.add_argument("--new", type=int, default=148, help="tokens of a turn's new text")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

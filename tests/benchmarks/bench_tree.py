@@ -26,7 +26,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Row, Runner
 from niwaki.runtime.models.config import ModelConfig
 from tests.benchmarks.bench_prefix import NUM_RESERVED, SEED, Workload, few_shot, machine, unique
-from tests.benchmarks.harness import Comparison, compare, table, write_json
+from tests.benchmarks.harness import Comparison, compare, number_of_pairs, table, write_json
 from tests.benchmarks.shapes import SHAPES
 
 PAGE = 16
@@ -169,7 +169,7 @@ PARTS: Mapping[str, Callable[[int], Iterator[Comparison]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results there as well")
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--pairs", type=number_of_pairs, default=15)
     parser.add_argument("--only", choices=sorted(PARTS), action="append")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import statistics
@@ -82,6 +83,13 @@ def _seconds(run: Callable[[], None], clock: Callable[[], float]) -> float:
     start = clock()
     run()
     return clock() - start
+
+
+def number_of_pairs(text: str) -> int:
+    """What `--pairs` says, for argparse: too few are refused before an engine starts."""
+    if not text.isascii() or not text.isdigit() or int(text) < MIN_PAIRS:
+        raise argparse.ArgumentTypeError(f"at least {MIN_PAIRS} pairs, or the spread says nothing, got {text!r}")
+    return int(text)
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

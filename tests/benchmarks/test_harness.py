@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_host import measure
 from tests.benchmarks.bench_prefix import Workload, few_shot, unique
-from tests.benchmarks.harness import compare, table, write_json
+from tests.benchmarks.harness import compare, number_of_pairs, table, write_json
 from tests.benchmarks.peers.workloads import BRANCHING, serial, waves_of
 
 
@@ -19,6 +20,13 @@ from tests.benchmarks.peers.workloads import BRANCHING, serial, waves_of
 def engines() -> Iterator[tuple[Engine, Engine]]:
     with Engine(kv_tokens=4096) as cached, Engine(kv_tokens=4096, enable_prefix_cache=False) as plain:
         yield cached, plain
+
+
+@pytest.mark.parametrize("text", ["4", "0", "-7", "x", ""])
+def test_too_few_pairs_are_refused_on_the_command_line(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 5 pairs"):
+        number_of_pairs(text)
+    assert number_of_pairs("5") == 5
 
 
 def test_a_comparison_alternates_and_takes_the_median_of_the_pairs() -> None:
