@@ -135,7 +135,9 @@ def _tokens(source: str) -> Iterator[re.Match[str]]:
     while place < len(source):
         match = _TOKEN.match(source, place)
         if match is None:
-            raise _invalid(source, place, f"{source[place]!r} does not begin anything")
+            begun = source[place]
+            why = {"'": "; a text stands in double quotes", '"': ", as it is not closed", "[": ", as it is not closed"}
+            raise _invalid(source, place, f"{begun!r} does not begin anything{why.get(begun, '')}")
         yield match
         place = match.end()
 

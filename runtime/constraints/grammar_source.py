@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Final
@@ -38,6 +39,7 @@ TAME_TEXT: Final = 64 * 1024  # bytes of a grammar of ours, about a millisecond 
 # from costing seconds a mask).
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
 _FOUND = re.compile(r" \(at \".*\)$")  # told once more, as the engine has it
+_LEXED = re.compile(r"in line (\d+) at (\d+): lexer error")
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\)")
 NUMBERS = Struct("<qqq??IIIII")
 
@@ -174,13 +176,21 @@ def source_of_grammar(grammar: Grammar) -> GrammarSource:
         shortest = _tried(text, searches=True)
     except NoText as error:
         reason = _PLACE.sub(_in_their_grammar, _FOUND.sub("", str(error)))
-        raise NoText(reason.replace("lexer error", "no word of Lark's notation begins or ends here")) from None
+        raise NoText(_LEXED.sub(partial(_in_our_words, grammar.source), reason)) from None
     return GrammarSource(text, shortest, GRAMMAR_COMMITMENTS, num_rules, False)
 
 
 def _in_their_grammar(place: re.Match[str]) -> str:
     """A place of the engine's, which counts our first line, too."""
     return f"in line {int(place[1]) - HEADER.count(chr(10))} at {place[2]}"
+
+
+def _in_our_words(grammar: str, found: re.Match[str]) -> str:
+    """What the engine calls a lexer error, with what is wrong where it is the other quote."""
+    line, column = int(found[1]), int(found[2])
+    is_quote = "\n".join(grammar.split("\n")[line - 1 : line])[column - 1 : column] == "'"
+    remedy = "; a text stands in double quotes" * is_quote
+    return f"in line {line} at {column}: no word of Lark's notation begins or ends here{remedy}"
 
 
 def source_of_large_regex(node: Node, text: str, cost: int) -> GrammarSource | None:

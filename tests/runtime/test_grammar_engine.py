@@ -455,6 +455,7 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
     [
         (Grammar("start: b\nb: x"), 'in line 2 at 4: unknown name: "x"'),
         (Grammar('start: "a'), "in line 1 at 10: no word of Lark's notation begins or ends here$"),
+        (Grammar("start: b\nb: 'a'"), "in line 2 at 4: no word of Lark's .* here; a text stands in double quotes$"),
         (Grammar('start "a"'), "in line 1 at 7: Expected token ':', found \"string...\"$"),
         (
             Grammar('start: "a" b\nb: /[/'),
@@ -467,7 +468,12 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
         (Grammar("start: " + "(" * 1000), "64 levels deep"),
         (Grammar('%llguidance {}\nstart: "a"'), "engine's own options"),
         (Grammar("start: /a/", "ebnf"), "no '::='"),
-        (Grammar('root ::= "a', "ebnf"), "ebnf grammar is not valid in line 1: '\"' does not begin"),
+        (
+            Grammar('root ::= "a', "ebnf"),
+            "ebnf grammar is not valid in line 1: '\"' does not begin anything, as it is not closed$",
+        ),
+        (Grammar("root ::= [a", "ebnf"), r"'\[' does not begin anything, as it is not closed$"),
+        (Grammar("root ::= 'a'", "ebnf"), "does not begin anything; a text stands in double quotes$"),
         (Grammar('root ::= "a"\nb ::= "b" c', "ebnf"), "in line 2: there is no rule 'c'"),
         (Grammar('root ::= "a"\nroot ::= "b"', "ebnf"), "in line 2: the rule 'root' is defined twice"),
         (Grammar('start ::= "a"', "ebnf"), "its rule 'root', which this one has not"),
