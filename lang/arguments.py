@@ -219,6 +219,13 @@ def _signature(func: Callable[..., object], name: str) -> inspect.Signature:
         )
     if "options" in (parameter.name for parameter in parameters[1:]):
         raise ProgramError(f"program {name}: a parameter may not be called 'options', where a run's options go")
+    for parameter in parameters[1:]:
+        # FastAPI's Query and Body are Fields, too.
+        if any(kind.__module__ == "pydantic.fields" for kind in type(parameter.default).__mro__):
+            raise ProgramError(
+                f"program {name}: the default of parameter {parameter.name!r} would be the Field itself; write "
+                f"{parameter.name}: Annotated[TYPE, Field(...)] = VALUE"
+            )
     return signature
 
 

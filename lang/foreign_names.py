@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from niwaki.runtime.api.names import CONSTRAINTS, SAMPLING, Names, all_of
 
-_SAMPLING: Names = {**SAMPLING, "max_retries": "leave it out: a dtype cannot fail on its form"}
+_SAMPLING: Names = {
+    **SAMPLING,
+    **all_of(
+        "leave it out: a dtype cannot fail on its form; what a validator of yours refuses is asked for again in a loop",
+        "max_retries retries retry num_retries reask",
+    ),
+    **all_of(
+        "no function is called with the tokens: state = f.stream(...) and state.text_iter()", "callback callbacks"
+    ),
+}
 
 GEN: Names = MappingProxyType(
     {
@@ -30,7 +39,13 @@ GEN: Names = MappingProxyType(
         "messages": "turns stand before it: s += user('text') + assistant(gen('x'))",
         **all_of("it is a run's: f.run(..., backend=nw.Engine('FOLDER'))", "model llm engine"),
         "backend": "it is a run's: f.run(..., backend=...)",
-        "stream": "it is a run's: f.run(..., stream=True)",
+        **all_of("it is a run's: f.run(..., stream=True)", "stream streaming"),
+        **all_of("stop_token_ids", "eos_token_id eos_token_ids"),
+        **all_of("write stop_token_ids=, or stop= with its text", "eos_token"),
+        **all_of("turns stand before it: s += system('text') + user('text') + assistant(gen('x'))", "system user"),
+        **all_of(
+            "validators stand in the type that dtype= is given: a Pydantic model's", "validator validators validate"
+        ),
         "chat_template": "it is a run's: f.run(..., chat_template=...)",
     }
 )
@@ -135,6 +150,10 @@ MODULE: Names = MappingProxyType(
         **all_of("write nw.gen('x', grammar=...)", "grammar cfg CFG lark ebnf"),
         **all_of("write nw.gen('x', tools=[...])", "tool tools Tool ReAct"),
         **all_of("import it from niwaki.lang.tools", "Call"),
+        **all_of("import it from niwaki.runtime.server.serve", "serving"),
+        **all_of("import it from niwaki.lang.endpoint", "Endpoint"),
+        **all_of("niwaki serve is a command; in Python: niwaki.runtime.server.serve.serving(engine)", "serve Server"),
+        **all_of("it is Pydantic's: from pydantic import Field", "Field BaseModel"),
         **all_of("write nw.gen('x', dtype=...)", "dtype type types response_model"),
         **all_of(
             "write nw.gen('x', dtype=...), and run on nw.OpenAI(...) for a service",

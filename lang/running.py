@@ -15,12 +15,15 @@ from niwaki.lang.arguments import Arguments, Call
 from niwaki.lang.effects import Part, is_plain
 from niwaki.lang.executor import Executor
 from niwaki.lang.lazy import LazyExecutor, Shared
+from niwaki.lang.nodes import Chain, Gen, Select
 from niwaki.lang.origin import here
 from niwaki.lang.run import Run, TimeOfBody, running_loop, start_task, start_thread
 from niwaki.lang.sessions import Visit
 from niwaki.lang.sites import sites_of
 from niwaki.lang.state import R_co, State
 from niwaki.runtime.api import NiwakiError, ProgramError
+
+_SHOWN = {Gen: "a gen", Select: "a select", Chain: "a text with gens"}
 
 # The run around the code that runs now: a program called inside another one is part of its run.
 _current_run: contextvars.ContextVar[Run | None] = contextvars.ContextVar("niwaki_current_run", default=None)
@@ -74,13 +77,22 @@ class Running(Part, Generic[R_co]):
                 executor.write_script()
             returned = self.func(State(executor), *call.args, **call.kwargs)
             visit.end()
-            executor.end_body(returned)
+            executor.end_body(self._checked(returned))
         except BaseException as error:
             executor.abort(error)
             raise
         finally:
             executor.run.body_thread = None
             _current_run.reset(token)
+
+    def _checked(self, returned: object) -> object:
+        """What the body returned. Raises ProgramError for what was to be appended: it would be lost without a word."""
+        if isinstance(returned, Gen | Select | Chain):
+            raise ProgramError(
+                f"program {self.name} returns {_SHOWN[type(returned)]} that nothing has appended; write s += ..., and "
+                "return s['x']"
+            )
+        return returned
 
     async def _arun_body(self, executor: Executor, call: Call) -> None:
         run = executor.run
@@ -97,7 +109,7 @@ class Running(Part, Generic[R_co]):
                 if call.session is not None:
                     await executor.sync_async()
                     await asyncio.to_thread(visit.end)
-                executor.end_body(returned)
+                executor.end_body(self._checked(returned))
         except asyncio.CancelledError:
             executor.cancel()
             raise

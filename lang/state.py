@@ -387,6 +387,10 @@ class ForkGroup(NoContent, Sequence[State]):
                 how = f"; each fork has one: forks[0].{name}, or for fork in forks: fork.{name}"
             raise AttributeError(f"a group of forks has no attribute {name!r}{how}")
 
+    def __repr__(self) -> str:
+        count = len(self._states)
+        return f"<{count} fork{'s' * (count > 1)} of {self._parent.run.program}>"
+
     def __len__(self) -> int:
         return len(self._states)
 

@@ -162,13 +162,18 @@ def _biases(given: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(given.items()))
 
 
+def _as_int(value: object) -> str:
+    """What to do about a whole number of another library, such as NumPy's."""
+    return "" if isinstance(value, int) or not hasattr(value, "__index__") else "; write int(...) around it"
+
+
 def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
     """`said` are the fields that are not the defaults', which are in bounds."""
     for name in filter(INT_BOUNDS.__contains__, said):
         low, high = INT_BOUNDS[name]
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise RequestError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+            raise RequestError(f"{name} must be a whole number from {low} to {high}, got {value!r}{_as_int(value)}")
     for name in filter(FLOAT_BOUNDS.__contains__, said):
         lowest, highest = FLOAT_BOUNDS[name]
         value = getattr(params, name)
@@ -179,7 +184,8 @@ def _check_bounds(params: SamplingParams, said: Mapping[str, object]) -> None:
     if params.top_k == 0:
         raise RequestError("top_k must be -1 (off) or at least 1, got 0")
     if params.seed is not None and (type(params.seed) is not int or not 0 <= params.seed < 2**63):
-        raise RequestError(f"seed must be a whole number from 0 to 2**63 - 1, got {params.seed!r}")
+        remedy = _as_int(params.seed)
+        raise RequestError(f"seed must be a whole number from 0 to 2**63 - 1, got {params.seed!r}{remedy}")
     if len(params.stop) > MAX_STOPS:
         raise RequestError(f"at most {MAX_STOPS} stop strings, got {len(params.stop)}")
     for text in params.stop:

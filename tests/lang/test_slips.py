@@ -7,8 +7,10 @@ import enum
 import pickle
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+import pydantic
 import pytest
 
 import niwaki as nw
@@ -68,6 +70,55 @@ def test_what_is_no_text_is_told_how_its_text_comes_in() -> None:
     ):
         with pytest.raises(nw.ProgramError, match=re.escape(meant)):
             nw.function(wrong).run(backend=nw.ScriptedBackend([]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (nw.gen("x"), "program f returns a gen that nothing has appended; write s \\+= ..., and return s\\['x'\\]"),
+        (nw.select("x", ["a", "b"]), "returns a select that"),
+        ("It is " + nw.gen("x"), "returns a text with gens that"),
+    ],
+)
+def test_a_gen_that_a_body_returns_is_not_lost_without_a_word(returned: object, says: str) -> None:
+    @nw.function
+    def f(s: nw.State) -> object:
+        return returned
+
+    @nw.function
+    async def g(s: nw.State) -> object:
+        return returned
+
+    with pytest.raises(nw.ProgramError, match=says):
+        f.run(backend=nw.ScriptedBackend([]))
+    with pytest.raises(nw.ProgramError, match=says.replace("program f", "program g")):
+        g.run(backend=nw.ScriptedBackend([])).sync()
+
+
+def test_a_field_is_no_default_of_a_parameter() -> None:
+    def f(s: nw.State, k: int = pydantic.Field(default=2, ge=1)) -> int:
+        return k
+
+    def g(s: nw.State, k: Annotated[int, pydantic.Field(ge=1)] = 2) -> int:
+        return k
+
+    with pytest.raises(nw.ProgramError, match="default of parameter 'k' would be the Field itself; write k: Annotated"):
+        nw.function(f)
+    assert nw.function(g).run(backend=nw.ScriptedBackend([])).ret_value == 2
+
+
+def test_a_group_of_forks_is_shown_as_what_it_is() -> None:
+    @nw.function
+    def f(s: nw.State) -> list[str]:
+        return [repr(s.fork(3)), repr(s.fork(1))]
+
+    assert f.run(backend=nw.ScriptedBackend([])).ret_value == ["<3 forks of f>", "<1 fork of f>"]
+
+
+def test_a_whole_number_of_another_library_is_told_how_it_is_given() -> None:
+    for option in ("seed", "max_tokens"):
+        with pytest.raises(nw.RequestError, match=r"got np.int64\(5\); write int\(...\) around it"):
+            nw.function(lambda s: None).run(backend=nw.ScriptedBackend([]), **{option: np.int64(5)})
 
 
 def test_the_class_of_a_backend_is_none() -> None:
