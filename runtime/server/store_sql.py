@@ -18,6 +18,7 @@ from niwaki.runtime.server.store import Conflict, Json, Session, StoreFailed, Tu
 
 BUSY_SECONDS = 10.0  # how long SQLite waits for another process that writes
 _TURNS_LOCK = 0x6E697761  # a number of our own among the database's locks
+NUL = "\0"  # in no id; PostgreSQL does not take it for a text, and what a client asks for may hold it
 PRIVATE = 0o600  # the file's mode: conversations are nobody else's
 
 _tables = sa.MetaData()
@@ -113,6 +114,8 @@ class SqlStore:
             _demand(connection, session.head)
 
     def session(self, owner: str, session_id: str) -> Session | None:
+        if NUL in session_id:
+            return None
         with self._engine.connect() as connection:
             row = connection.execute(_SESSION, {"wanted": session_id, "whose": owner}).one_or_none()
         return None if row is None else _session(row)
@@ -175,11 +178,15 @@ class SqlStore:
     # -- turns ------------------------------------------------------------------------------------------------------
 
     def turn(self, owner: str, turn_id: str) -> Turn | None:
+        if NUL in turn_id:
+            return None
         with self._engine.connect() as connection:
             row = connection.execute(_TURN, {"wanted": turn_id, "whose": owner}).one_or_none()
         return None if row is None else _turn(row)
 
     def path(self, owner: str, turn_id: str) -> list[Turn]:
+        if NUL in turn_id:
+            return []
         with self._engine.connect() as connection:
             return [_turn(row) for row in connection.execute(_PATH, {"wanted": turn_id, "whose": owner})]
 
