@@ -154,7 +154,7 @@ class ServerLink:
                 connection.timeout = timeout
                 if connection.sock is None:
                     connection.connect()
-                    _keep_alive(connection.sock)
+                    _keep_alive(connection)
                 connection.sock.settimeout(timeout)
                 call.runs_on(connection)
                 connection.request(method, path, content, self._headers)
@@ -185,13 +185,13 @@ class ServerLink:
         return EngineStopped(f"{self} cannot be reached: {type(error).__name__}: {error}{hint}")
 
 
-def _keep_alive(connection: socket.socket) -> None:
+def _keep_alive(connection: http.client.HTTPConnection) -> None:
     """Nobody bounds a long call: that the other machine is gone without a word must be noticed here."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
         option = getattr(socket, name, None)
         if option is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _address(url: str) -> SplitResult:
