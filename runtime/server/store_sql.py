@@ -203,9 +203,15 @@ class SqlStore:
             _sweep(connection, turn.id)
 
 
+# Of what was asked, not of the database.
+_OURS = (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError, sa.exc.NotSupportedError)
+
+
 def _tell(context: sa.ExceptionContext) -> None:
-    """SQLAlchemy's own errors quote the statement with its values."""
-    if isinstance(context.sqlalchemy_exception, sa.exc.OperationalError) and not context.is_pre_ping:
+    """SQLAlchemy's own errors quote the statement with its values. Damaged files and databases that may only be read (a
+    replica that has not taken over) are no operational errors to their drivers."""
+    error = context.sqlalchemy_exception
+    if isinstance(error, sa.exc.DatabaseError) and not isinstance(error, _OURS) and not context.is_pre_ping:
         raise StoreFailed(" ".join(str(context.original_exception).split()))
 
 

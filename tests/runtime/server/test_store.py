@@ -398,6 +398,20 @@ def test_a_full_redis_is_told_and_nothing_of_a_turn_is_there(redis: str) -> None
     store.close()
 
 
+def test_a_damaged_database_is_told_as_one_that_fails(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'kept.db'}"
+    store = open_store(url)
+    session, _ = grown(store, begun(store), 20)
+    store.close()
+    file = tmp_path / "kept.db"
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))  # its first page has the tables' names
+    store = open_store(url)
+    with pytest.raises(StoreFailed, match=r"malformed|not a database"):
+        store.session("me", session.id)
+    store.close()
+
+
 def test_a_full_disk_is_told_and_logged_without_what_was_to_be_stored(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
