@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeAlias, TypedDict, cast
@@ -242,8 +241,8 @@ def _run_options(
         if name not in RUN_NAMES:
             raise ProgramError(f"a run has no option {name!r}{hint(name, RUN, RUN_NAMES)}")
     said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
-    if isinstance(pattern := said.get("stop_regex"), re.Pattern):
-        said["stop_regex"] = stop_text(pattern)
+    if "stop_regex" in said:
+        said["stop_regex"] = stop_text(said["stop_regex"])  # type: ignore[arg-type]  # checked two lines below
     sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
     check_options(sampling)
     timeout = options.get("timeout")

@@ -134,8 +134,12 @@ def regex_type(pattern: Pattern | Sequence[Pattern]) -> ValueType:
 
 
 def stop_text(pattern: Pattern | None) -> str | None:
-    """A `stop_regex` as text, as `re.compile` gives it too. The engine checks it."""
-    return _text_of(pattern) if isinstance(pattern, re.Pattern) else pattern
+    """A `stop_regex` as text, as `re.compile` gives it too. What is no text is refused with the other options.
+
+    Raises:
+        ConstraintError: it is not a valid regular expression, at the place that the message names.
+    """
+    return _checked_regex(pattern, "stop_regex") if isinstance(pattern, str | re.Pattern) else pattern
 
 
 def _text_of(pattern: re.Pattern[str]) -> str:
@@ -146,16 +150,16 @@ def _text_of(pattern: re.Pattern[str]) -> str:
     return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
 
 
-def _checked_regex(pattern: object) -> str:
+def _checked_regex(pattern: object, name: str = "regex") -> str:
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
         pattern = _text_of(pattern)
     if not isinstance(pattern, str):
-        raise ConstraintError(f"regex must be a string, got {pattern!r}")
+        raise ConstraintError(f"{name} must be a string, got {pattern!r}")
     try:
         re.compile(pattern)
     except re.error as error:
         at = (error.pos or 0) + 1  # counted from 1, as where other regexes are refused
-        raise ConstraintError(f"regex {pattern!r} is not valid at {at}: {error.msg}") from error
+        raise ConstraintError(f"{name} {pattern!r} is not valid at {at}: {error.msg}") from error
     return pattern
 
 

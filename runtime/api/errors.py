@@ -23,6 +23,10 @@ class ConstraintError(NiwakiError, ValueError):
     """A constraint is malformed, cannot be enforced exactly, or admits no text."""
 
 
+class StopRegexError(ConstraintError):
+    """It is the `stop_regex`."""
+
+
 class CapacityError(NiwakiError):
     """A request needs more tokens than an empty pool, or the model's context, can hold."""
 

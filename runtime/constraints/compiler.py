@@ -24,6 +24,7 @@ from niwaki.runtime.api import (
     Reasoned,
     Regex,
     StopRegex,
+    StopRegexError,
     ToolCalls,
 )
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
@@ -109,8 +110,13 @@ class ConstraintCompiler:
         self._pause = wait_for_pause
 
     def first_match(self, pattern: str) -> ByteDfa:
-        """The automaton of the texts that end with their first match of the pattern. Raises as `compile`."""
-        compiled = self.compile(StopRegex(pattern))
+        """The automaton of the texts that end with their first match of the pattern. Raises StopRegexError as
+        `compile`."""
+        try:
+            compiled = self.compile(StopRegex(pattern))
+        except ConstraintError as error:
+            message = str(error)
+            raise StopRegexError(f"stop_{message}" if message.startswith("regex ") else message) from None
         assert isinstance(compiled, AutomatonConstraint), "an automaton stands behind every regex"
         return compiled.dfa
 

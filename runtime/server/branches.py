@@ -254,7 +254,7 @@ def branches_router(branches: Branches) -> APIRouter:
 
         try:
             feed = held.feed = await service.begin_generations(
-                1, start, compiles=params.constraint is not None, streams=service.must_stream(body.streams)
+                1, start, compiles=params.compiles, streams=service.must_stream(body.streams)
             )
         except BaseException as error:
             branches.give_back(held)

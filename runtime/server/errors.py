@@ -17,6 +17,7 @@ from niwaki.runtime.api import (
     NiwakiError,
     ProgramError,
     RequestError,
+    StopRegexError,
     TimedOut,
     UnsupportedByBackend,
 )
@@ -85,6 +86,9 @@ def as_api_error(error: BaseException, *, param: str | None = None, constraint: 
             return error
         case CapacityError():
             return ApiError(400, str(error), param=param, code="context_length_exceeded")
+        case StopRegexError() if constraint != "sampling_params":  # else a field beside that of the constraint
+            parent = "params." if constraint == "params.constraint" else ""
+            return ApiError(400, str(error), param=f"{parent}stop_regex", code="invalid_constraint")
         case ConstraintError():
             return ApiError(400, str(error), param=constraint, code="invalid_constraint")
         case UnsupportedByBackend():

@@ -73,6 +73,12 @@ def gen_x(s: State) -> None:
 
 at_once("a regex that is malformed", nw.ConstraintError, r"regex '\(a' is not valid at 1", lambda: nw.gen(regex="(a"))
 at_once(
+    "a `stop_regex` that is malformed",
+    nw.ConstraintError,
+    r"stop_regex '\(a' is not valid at 1",
+    lambda: nw.gen(stop_regex="(a"),
+)
+at_once(
     "a regex that is no string", nw.ConstraintError, "must be a string, got 5", lambda: nw.gen(regex=cast("str", 5))
 )
 at_once(

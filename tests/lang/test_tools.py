@@ -284,6 +284,20 @@ def test_a_regex_may_be_several_and_a_text_may_stop_at_one() -> None:
     assert "AllOf" in repr(asked.constraint)
 
 
+@pytest.mark.parametrize("pattern", ["(", re.compile("a", re.VERBOSE)])
+def test_a_stop_regex_is_refused_where_it_is_written(pattern: str | re.Pattern[str]) -> None:
+    reason = r"stop_regex '\(' is not valid at 1" if pattern == "(" else "has a flag that cannot be enforced"
+    with pytest.raises(nw.ConstraintError, match=reason):
+        nw.gen("x", stop_regex=pattern)
+
+    @nw.function
+    def plain(s: State) -> None:
+        s += nw.gen("x")
+
+    with pytest.raises(nw.ConstraintError, match=reason):
+        plain.run(backend=nw.ScriptedBackend(["abc"]), stop_regex=pattern)
+
+
 def get_weather(city: str) -> str:
     """Current weather"""
     return "rain"

@@ -188,6 +188,7 @@ def test_errors_are_those_of_an_engine(endpoint: RuntimeEndpoint, engine: Engine
     cases: list[tuple[SamplingOptions, type[Exception]]] = [
         (SamplingOptions(max_new_tokens=5000), nw.CapacityError),
         (SamplingOptions(constraint=Regex("a{3")), nw.ConstraintError),
+        (SamplingOptions(stop_regex="a{3"), nw.ConstraintError),
         (SamplingOptions(stop_token_ids=[400]), nw.RequestError),
     ]
     for options, kind in cases:

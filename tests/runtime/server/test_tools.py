@@ -273,8 +273,14 @@ def test_a_stop_regex_ends_the_text_with_its_match(ai: openai.OpenAI) -> None:
         return answer.choices[0].text
 
     assert re.fullmatch(r"[^0-9]*\d, \d", ask(r"\d, \d"))
-    with pytest.raises(openai.BadRequestError, match="not valid") as refusal:
+    with pytest.raises(openai.BadRequestError, match="stop_regex '\\(' is not valid at 2") as refusal:
         ask("(")
+    assert refusal.value.param == "stop_regex"
+
+
+def test_a_stop_regex_is_refused_by_its_own_name_beside_a_constraint(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="stop_regex '\\(' is not valid at 2") as refusal:
+        ai.completions.create(model="", prompt="1", max_tokens=4, extra_body={"regex": "[0-9]+", "stop_regex": "("})
     assert refusal.value.param == "stop_regex"
 
 
