@@ -68,8 +68,12 @@ class Feed:
         self._num_taken = [0] * size  # of each generation's pieces; used on the loop only, as is the next one
         self._over: set[int] = set()  # of which nothing more is told
         self._is_told = False  # since the reader last looked: one wake-up serves all events until then
-        self._lock = threading.Lock()  # the two fields below, and the two above that `listen` changes
+        self._beginning: asyncio.Future[None] | None = None  # adds them; used on the loop only, as are the next two
+        self._is_left = False  # nobody waits for that any more
+        self._reason: EngineStopped | None = None  # of an interruption
+        self._lock = threading.Lock()  # the three fields below, and the two above that `listen` changes
         self._generations: list[Generation] = []
+        self._aborted: set[int] = set()
         self._is_closed = False
         self._began = time.perf_counter()
         self._last_piece: dict[int, float] = {}
@@ -82,7 +86,7 @@ class Feed:
         with self._lock:
             index = len(self._generations)
             self._generations.append(generation)
-            is_closed = self._is_closed
+            is_closed, is_aborted = self._is_closed, index in self._aborted
             streams, reads = self._streams, self._reads
         if is_closed:
             self._metrics.aborted.inc()
@@ -91,6 +95,8 @@ class Feed:
         if streams:
             generation.watch(self._hear, reads=reads)
         generation.add_done_callback(partial(self._end, index, generation))
+        if is_aborted:
+            self._cancel((index,))
 
     def _hear(self) -> None:
         """There is something to take: told for every token, behind its being there."""
@@ -114,6 +120,29 @@ class Feed:
         self._hear()
 
     # -- the event loop's side --------------------------------------------------------------------------------------
+
+    async def begun(self, beginning: asyncio.Future[None]) -> None:
+        """Wait for `beginning`, which adds all of them; not where all were aborted meanwhile, which `batches` tells.
+
+        Raises: what it failed with, or what `interrupt` was given before it was done.
+        """
+        self._beginning = beginning
+        try:
+            await beginning
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_left or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._beginning = None
+        if self._reason is not None:
+            raise self._reason
+
+    def _leave_beginning(self) -> None:
+        """What is tokenized or compiled for them goes on, if it has begun: what it adds is cancelled then."""
+        self._is_left = True
+        if self._beginning is not None:
+            self._beginning.cancel()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """All events, those that arrived together at once; ends when every generation has ended or one has failed."""
@@ -182,14 +211,21 @@ class Feed:
 
     def interrupt(self, reason: EngineStopped) -> None:
         """Tell the reader that the server ends, and stop the work."""
+        self._reason = reason
         self._put(Failed(min(set(range(self.size)) - self._over, default=0), reason))
         self._cancel()
+        self._leave_beginning()
 
     def abort(self, places: Iterable[int]) -> None:
-        """Tell the reader that there will be no more of some generations, all of which were added, and stop them."""
+        """Tell the reader that there will be no more of some generations, and stop them; one that is not there yet when
+        it is added."""
         told = tuple(places)
+        with self._lock:
+            self._aborted.update(told)
         self._put(Aborted(told))
         self._cancel(told)
+        if len(self._aborted) == self.size:
+            self._leave_beginning()
 
     def close(self) -> None:
         """Stop what still runs. Calling it twice is allowed."""
@@ -203,9 +239,10 @@ class Feed:
     def _cancel(self, places: Sequence[int] | None = None) -> None:
         with self._lock:
             generations = tuple(self._generations)
-        for generation in generations if places is None else [generations[place] for place in places]:
+        for place in range(len(generations)) if places is None else places:
             try:
-                generation.cancel()
+                if place < len(generations):
+                    generations[place].cancel()
             except EngineStopped:
                 return  # nothing runs any more
 

@@ -286,24 +286,16 @@ async def generate(request: Request) -> Response:
             streams = None
         with _told_of_sampling():
             compiles = any(one.sampling.compiles for one in asked)
-        feed = await service.begin(size, prepare, compiles=compiles, streams=streams)
+        feed = await service.begin(size, prepare, compiles=compiles, streams=streams, names=writer.named)
     except Exception as error:
         param = "text" if body.input_ids is None else "input_ids"
         raise as_api_error(error, param=param, constraint="sampling_params") from error
-    for name, places in writer.named:
-        service.name(feed, places, name)
-
-    def finish() -> None:
-        service.finish(feed)
-        for name, places in writer.named:
-            service.unname(feed, places, name)
-
     if body.stream:
-        return EventStream(_chunks(feed, writer), finish)
+        return EventStream(_chunks(feed, writer), partial(service.finish, feed))
     try:
         results = await unless_gone(request.receive, _whole(feed, writer))
     finally:
-        finish()
+        service.finish(feed)
     return json_response(results if writer.is_list else results[0])
 
 
@@ -340,17 +332,18 @@ class _Writer:
         return {**result}
 
     def partial(self, index: int, finish_reason: Json | None = None) -> Json:
-        """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end."""
-        params = self.works[index].params
+        """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end, and
+        nothing of one that was aborted before it was tokenized."""
+        work = self.works[index] if index < len(self.works) else None
         meta: Json = {
             "id": self._ids_told[index],
             "finish_reason": finish_reason,
-            "prompt_tokens": len(self.works[index].ids),
+            "prompt_tokens": 0 if work is None else len(work.ids),
             "completion_tokens": len(self._ids[index]),
         }
-        if params.return_logprob:
+        if work is not None and work.params.return_logprob:
             meta["output_token_logprobs"] = self._logprobs[index]
-            if params.top_logprobs_num:
+            if work.params.top_logprobs_num:
                 meta["output_top_logprobs"] = self._tops[index]
         return {"text": self._texts[index], "output_ids": list(self._ids[index]), "meta_info": meta}
 

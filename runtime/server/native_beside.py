@@ -62,8 +62,9 @@ class AbortRequest(Strict):
 
 @router.post("/abort_request", openapi_extra=takes(AbortRequest), responses=gives(AbortAnswer))
 async def abort_request(request: Request) -> Response:
-    """End the caller's own /generate requests with this `rid`, or all that have one: each answers with the text so
-    far and the finish reason `abort`. Nothing of that name is no error: it may just have ended."""
+    """End the caller's own /generate requests with this `rid`, or all that have one, also while they are tokenized or
+    their constraints are compiled: each answers with the text so far and the finish reason `abort`. Nothing of that
+    name is no error: it may just have ended."""
     service = service_of(request)
     body = await read_body(request, AbortRequest, service.config)
     if not body.rid and not body.abort_all:

@@ -39,6 +39,8 @@ MAX_SEQUENCES = 256  # of one request: prompts times n
 SERVED_ALIASES = ("", "default")  # model names that mean whatever is served
 
 Result = TypeVar("Result")
+Names = Sequence[tuple[str, range]]  # of parts of a request, by the places of its sequences
+Part = tuple[Feed, range]
 
 # Of glibc; other C libraries have none. A function of `CDLL` lets other threads run meanwhile.
 _TRIM = None if os.name == "nt" else getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -173,7 +175,8 @@ class Service:
         self._secret = config.cache_secret or os.urandom(32)
         self._in_flight: dict[InFlight, bytes] = {}  # whose it is
         self._num_in_flight = 0  # in sequences
-        self._named: dict[tuple[bytes, str], set[tuple[Feed, range]]] = {}  # (whose, its name) -> parts of requests
+        self._named: dict[tuple[bytes, str], set[Part]] = {}  # (whose, its name) -> parts of requests
+        self._names: dict[InFlight, Sequence[tuple[str, Part]]] = {}  # the same, by request
         self._rates = Rates(dict(config.key_limits), config.limits)
         self._is_draining = False
         self._must_hurry = False
@@ -278,10 +281,17 @@ class Service:
         self._count(one.size)
 
     async def begin(
-        self, size: int, prepare: Callable[[], Sequence[Work]], *, compiles: bool, streams: bool | None = True
+        self,
+        size: int,
+        prepare: Callable[[], Sequence[Work]],
+        *,
+        compiles: bool,
+        streams: bool | None = True,
+        names: Names = (),
     ) -> Feed:
         """Start `size` sequences. `prepare` tokenizes and checks, on a thread; the caller must `finish` the feed.
-        `streams`: what `must_stream` gives, or None for who may want pieces though nobody waits for them.
+        `streams`: what `must_stream` gives, or None for who may want pieces though nobody waits for them. `names`: by
+        which `abort` finds them, from before that on; when all were aborted it may go on behind this.
 
         Raises:
             ApiError: as `admit`. NiwakiError: what `prepare` and the engine raise.
@@ -293,7 +303,7 @@ class Service:
                     work.ids, work.params, work.namespace, logits_from=work.logits_from, streams=streams
                 )
 
-        return await self.begin_generations(size, start, compiles=compiles, streams=streams)
+        return await self.begin_generations(size, start, compiles=compiles, streams=streams, names=names)
 
     def must_stream(self, is_read: bool) -> bool | None:
         """Whether pieces must come; None: they are counted alone. Who is held to tokens a minute pays for those of an
@@ -301,19 +311,26 @@ class Service:
         return None if not is_read and self._rates.counts_tokens(caller.get()) else is_read
 
     async def begin_generations(
-        self, size: int, start: Callable[[], Iterable[Generation]], *, compiles: bool, streams: bool | None = True
+        self,
+        size: int,
+        start: Callable[[], Iterable[Generation]],
+        *,
+        compiles: bool,
+        streams: bool | None = True,
+        names: Names = (),
     ) -> Feed:
         """As `begin`, for those who start their `size` generations themselves, on a thread."""
         self.admit(size)
         feed = Feed(size, self.metrics, streams=streams)
         self.enter(feed)
+        self._name(feed, names)
 
         def add_all() -> None:
             for generation in start():
                 feed.add(generation)
 
         try:
-            await self._on_thread(add_all, self._compiling if compiles else self._preparing)
+            await feed.begun(self._on_thread(add_all, self._compiling if compiles else self._preparing))
         except BaseException:
             self.finish(feed)
             raise
@@ -333,29 +350,34 @@ class Service:
         """Ask a database."""
         return await asyncio.get_running_loop().run_in_executor(self._storing, function)
 
-    async def _on_thread(self, function: Callable[[], Result], usual: ThreadPoolExecutor) -> Result:
+    def _on_thread(self, function: Callable[[], Result], usual: ThreadPoolExecutor) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
         if body_bytes.get() <= LONG_BODY:
-            return await loop.run_in_executor(usual, function)
-        return await loop.run_in_executor(self._preparing_long, _and_tidy_up, function)
+            return loop.run_in_executor(usual, function)
+        return loop.run_in_executor(self._preparing_long, _and_tidy_up, function)
 
     def finish(self, one: InFlight) -> None:
         """The request is answered, or its client is gone: whatever still runs for it stops."""
         key = self._in_flight.pop(one, None)
         one.close()
         if key is not None:
+            self._unname(one, key)
             self._rates.leave(key, one.num_tokens)
             self._count(-one.size)
 
-    def name(self, feed: Feed, places: range, name: str) -> None:
-        """Let `abort` find some of its generations under a name of its caller."""
-        self._named.setdefault((caller.get(), name), set()).add((feed, places))
+    def _name(self, feed: Feed, names: Names) -> None:
+        """Let `abort` find some of its generations under names of its caller."""
+        if names:
+            self._names[feed] = [(name, (feed, places)) for name, places in names]
+            for name, part in self._names[feed]:
+                self._named.setdefault((caller.get(), name), set()).add(part)
 
-    def unname(self, feed: Feed, places: range, name: str) -> None:
-        named = self._named.get((caller.get(), name), set())
-        named.discard((feed, places))
-        if not named:
-            self._named.pop((caller.get(), name), None)
+    def _unname(self, one: InFlight, key: bytes) -> None:
+        for name, part in self._names.pop(one, ()):
+            named = self._named[key, name]
+            named.discard(part)
+            if not named:
+                del self._named[key, name]
 
     def abort(self, name: str | None) -> None:
         """End what the caller gave that name; None: all that has one. Others' are not touched."""

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from niwaki.runtime.api import Generation
+from niwaki.runtime.api import Constraint, Generation
+from niwaki.runtime.constraints import ConstraintCompiler
+from niwaki.runtime.constraints.protocol import CompiledConstraint
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Turn
@@ -118,6 +120,25 @@ def wait_until_idle(engine: Engine) -> None:
 def nobody_waits(client: httpx2.Client) -> bool:
     """Whether the server has noticed that its clients are gone or answered, and cancelled what ran for them."""
     return "niwaki_sequences_in_flight 0.0" in client.get("/metrics").text
+
+
+@contextmanager
+def compiling_held() -> Iterator[threading.Semaphore]:
+    """Nothing in this process is compiled until the block ends; what is given counts who waits for that."""
+    begun, gate = threading.Semaphore(0), threading.Event()
+    plain = ConstraintCompiler.compile
+
+    def compile(self: ConstraintCompiler, constraint: Constraint) -> CompiledConstraint:
+        begun.release()
+        gate.wait(PATIENCE)
+        return plain(self, constraint)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ConstraintCompiler, "compile", compile)
+        try:
+            yield begun
+        finally:
+            gate.set()
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from niwaki.runtime.checkpoint.loader import read_model_folder
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.serve import serving
-from tests.runtime.server.conftest import held
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import compiling_held, held
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
@@ -300,3 +303,57 @@ def test_all_named_requests_are_aborted_at_once_and_only_the_callers(engine: Eng
             assert client.post("/abort_request", json={"abort_all": True}, headers=ann).status_code == 200
             assert [reason(answer) for answer in mine] == ["abort", "abort"]
         assert reason(other) == "length"
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_still_compiles_or_waits_for_that_is_found_by_its_name_and_answered_at_once(
+    client: httpx2.Client, url: str, engine: Engine, aside: ThreadPoolExecutor, streams: bool
+) -> None:
+    def ask(place: int) -> httpx2.Response:
+        sampling = {"max_new_tokens": 400, "regex": f"(new|{place}|{streams})+"}
+        body = {"text": "the cat", "rid": f"compiles-{place}", "stream": streams, "sampling_params": sampling}
+        return httpx2.post(f"{url}/generate", json=body, timeout=60)
+
+    def in_flight() -> float:
+        lines = client.get("/metrics").text.split("\n")
+        return next(float(line.split()[1]) for line in lines if line.startswith("niwaki_sequences_in_flight "))
+
+    finished = engine.stats()["finished"]
+    with compiling_held() as begun:
+        answers = [aside.submit(ask, place) for place in range(3)]
+        for _ in range(2):  # of the third nothing is known yet but that it came
+            assert begun.acquire(timeout=60)
+        wait_until(lambda: in_flight() == 3)
+        for place in range(3):
+            assert client.post("/abort_request", json={"rid": f"compiles-{place}"}).status_code == 200
+        told = [answer.result(timeout=60) for answer in answers]
+        wait_until(lambda: in_flight() == 0)  # while nothing was compiled yet
+    for answer in told:
+        lines = [line for line in answer.text.split("\n") if line]
+        last = json.loads(lines[-2].removeprefix("data: ")) if streams else answer.json()
+        assert (last["text"], last["output_ids"]) == ("", [])
+        assert last["meta_info"]["finish_reason"] == {"type": "abort", "message": "aborted"}
+    again = {"text": "the cat", "rid": "compiles-0", "sampling_params": GREEDY}
+    assert client.post("/generate", json=again).json()["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+    assert engine.stats()["finished"] <= finished + 1, "none of them was written behind that"
+
+
+def test_one_of_several_is_aborted_before_it_is_compiled_and_the_others_are_answered(
+    client: httpx2.Client, url: str, aside: ThreadPoolExecutor
+) -> None:
+    sampling = {"max_new_tokens": 8, "regex": "(one|of|several)+"}
+    body = {"text": ["the cat", "the dog"], "rid": ["first", "second"], "sampling_params": sampling}
+    with compiling_held() as begun:
+        answer = aside.submit(httpx2.post, f"{url}/generate", json=body, timeout=60)
+        assert begun.acquire(timeout=60)
+        assert client.post("/abort_request", json={"rid": "second"}).status_code == 200
+    first, second = answer.result(timeout=60).json()
+    assert first["meta_info"]["finish_reason"]["type"] in ("stop", "length")
+    assert first["text"]
+    assert (second["text"], second["meta_info"]["finish_reason"]["type"]) == ("", "abort")

@@ -33,7 +33,7 @@ from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.serve import make_server, serving
 from niwaki.runtime.server.tracing import Tracing
 from tests.lang.waiting import wait_until
-from tests.runtime.server.conftest import held
+from tests.runtime.server.conftest import compiling_held, held
 from tests.runtime.server.described import Described
 
 ROOT = Path(__file__).parents[3]
@@ -238,6 +238,29 @@ def test_who_outlives_the_drain_is_told(toy_folder: Path, caplog: pytest.LogCapt
     why = "the server is shutting down, and the 0 s that it leaves to requests are over"
     assert error["message"] == f"{why}; try again"
     assert [record.getMessage() for record in caplog.records] == [f"1 sequences were cut off: {why}"]
+
+
+def test_who_still_compiles_or_waits_for_that_when_the_drain_is_over_is_told(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, drain_seconds=0)
+    answers: list[httpx2.Response] = []
+
+    def ask(url: str, place: int) -> None:
+        body = LONG | {"regex": f"(cut|off|{place})+"}
+        answers.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=60))
+
+    with Engine(toy_folder, kv_tokens=2048) as engine, compiling_held() as begun:
+        with serving(engine, config) as url:
+            asking = [threading.Thread(target=ask, args=(url, place)) for place in range(3)]
+            for thread in asking:
+                thread.start()
+            for _ in range(2):
+                assert begun.acquire(timeout=60)
+            wait_until(lambda: "niwaki_sequences_in_flight 3.0" in httpx2.get(f"{url}/metrics").text)
+        for thread in asking:
+            thread.join()
+    why = "the server is shutting down, and the 0 s that it leaves to requests are over; try again"
+    assert [answer.status_code for answer in answers] == [503, 503, 503]
+    assert {answer.json()["error"]["message"] for answer in answers} == {why}
 
 
 def test_who_is_told_a_second_time_to_end_waits_no_longer(engine: Engine) -> None:
