@@ -13,6 +13,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from niwaki.radix.handles import Match
+from niwaki.runtime.api import Generation
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
@@ -62,6 +63,9 @@ class Roster:
         self._since_aged = plans.AGED_STEPS
         self._num_steps = 0  # of those who wait: that of each would be a thousand numbers to count up in every step
         self._read_until = 0.0
+        # Whether somebody may read the stream of one who waits; where not, nobody does until `Generation.num_read` is
+        # another number than this. To ask 256 of them in each step took 0.14 ms.
+        self._line_is_read, self._num_read = False, Generation.num_read
         self._mixed_until, self._highest = 0.0, 0
         self._was_for_highest = False  # the last plan was; never two in a row, or others might wait for ever
         # Of those who wait and were looked at, by id: how they stood then, what of them may be cached, and what was.
@@ -159,11 +163,18 @@ class Roster:
         """The bound on prompts in a step, where streams are read or were a while ago. None for one that is alone: its
         own prompt holds nobody up."""
         num_read = sum(map(_is_read, self.running.values()))
-        if num_read or any(map(_is_read, islice(self.waiting, MAX_MATCHED_WAITING))):
+        if num_read or self._waits_to_be_read():
             self._read_until = now + READING_SECONDS
         if now > self._read_until or len(self.running) + len(self.waiting) < 2:
             return None
         return self._config.streaming_tokens * (1 + num_read // READERS)
+
+    def _waits_to_be_read(self) -> bool:
+        """Whether somebody reads the stream of one of the first in line."""
+        if self._line_is_read or self._num_read != Generation.num_read:
+            self._num_read = Generation.num_read  # first: who begins to read meanwhile is found the next time
+            self._line_is_read = any(map(_is_read, islice(self.waiting, MAX_MATCHED_WAITING)))
+        return self._line_is_read
 
     def carry_out(self, plan: plans.Plan) -> list[tuple[Request, Row]]:
         """Preempt, admit, and give every row its pages."""
@@ -324,6 +335,7 @@ class Roster:
     def wait(self, request: Request) -> None:
         request.first_step = self._num_steps - request.waited_steps
         self.waiting.add(request)
+        self._line_is_read |= _is_read(request)
 
     def wait_no_more(self, request: Request) -> None:
         self.waiting.remove(request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from niwaki.runtime.loop import roster
 from niwaki.runtime.loop.filling import LEAST_PIECE
 from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
 from niwaki.runtime.loop.scheduler import plan
+from niwaki.runtime.requests.request import Request
 from tests.toy import VOCAB_SIZE, make_model
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
@@ -241,3 +245,55 @@ def test_prompts_come_in_small_pieces_while_a_stream_is_read(tmp_path: Path, mon
         sizes.clear()
         engine.generate(input_ids=tokens(5, 200).tolist(), sampling_params=options)
         assert max(sizes) == 64
+
+
+def test_a_stream_that_waits_makes_pieces_small_whenever_somebody_began_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "READING_SECONDS", 0.0)
+    answer = SamplingParams(max_new_tokens=400, temperature=0.0, ignore_eos=True)
+    options = {"max_running_requests": 1, "chunked_prefill_size": 64, "streaming_prefill_size": 16}
+    with Engine(make_model(tmp_path), kv_tokens=4096, **options) as engine:
+        backend = engine.backend
+        core = backend._core
+        monkeypatch.setattr(core, "step", lambda: None)
+        told: list[int | None] = []
+        may_go = threading.Event()
+
+        def bound() -> int | None:
+            return core._roster._prompt_tokens(time.perf_counter())
+
+        def ask() -> None:
+            """On the engine's thread, behind what was posted before."""
+            backend._inbox.post(lambda: told.append(bound()))
+
+        def hold() -> None:
+            may_go.wait(60)
+
+        backend.start(tokens(1, 8), answer)
+        waits = backend.start(tokens(2, 8), answer)
+        ask()
+        backend.check()
+        assert told == [None], "nobody reads"
+        waits.begin_reading()
+        ask()
+        backend.check()
+        assert told[1:] == [16], "one who waits is read"
+        waits.cancel()
+        ask()
+        backend.check()
+        assert told[2:] == [None], "he is gone"
+        submit = core.submit
+
+        def looked_for_before(requests: Sequence[Request]) -> None:
+            late.begin_reading()
+            bound()  # which does not find him yet
+            submit(requests)
+
+        monkeypatch.setattr(core, "submit", looked_for_before)
+        backend._inbox.post(hold)
+        late = backend.start(tokens(3, 8), answer)
+        may_go.set()
+        ask()
+        backend.check()
+        assert told[3:] == [16], "he was read before he stood in line"
