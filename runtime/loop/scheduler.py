@@ -8,7 +8,7 @@ prefill would fill the step, half of it is for those who have much less left.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import attrgetter
@@ -105,30 +105,44 @@ def next_victim(running: Sequence[Running]) -> Running | None:
 
 def _with_urgent(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: Policy) -> Plan | None:
     """The plan where who waits and is of a higher priority than somebody who runs finds a place: one after the other,
-    MOST_URGENT at most, as long as each brings all before it along. None where there are none. A long wait alone drives
-    nobody out, but protects whoever got in by it."""
-    made: Plan | None = None
-    urgent: list[Waiting] = []
-    victims: list[Running] = []
-    stay, left = list(running), room
+    MOST_URGENT at most, all of them or as long as each brings all before it along. None where there are none. A long
+    wait alone drives nobody out, but protects whoever got in by it."""
     if not running or max(map(_PRIORITY, waiting), default=0) <= min(map(_rank_of_running, running)):
         return None
-    for first in nlargest(MOST_URGENT, waiting, key=_PRIORITY):
-        more = _place_for(first, stay, left) if any(_gives_way(each, first) for each in stay) else None
+    places = list(_places(waiting, running, room))
+
+    def tried(count: int) -> Plan | None:
+        urgent = [first for first, _ in places[:count]]
+        victims = [each for _, leaving in places[:count] for each in leaving]
+        made = _giving_way(waiting, running, victims, urgent, room, policy)
+        return made if {request.id for request in urgent} <= set(made.admit) else None
+
+    if len(places) > 1 and (of_all := tried(len(places))) is not None:
+        return of_all  # mostly, and each plan on the way to it takes as long
+    made: Plan | None = None
+    for count in range(1, len(places) + 1):
+        more = tried(count)
         if more is None:
             break
-        urgent.append(first)
-        victims += more
-        tried = _giving_way(waiting, running, victims, urgent, room, policy)
-        if not {request.id for request in urgent} <= set(tried.admit):
-            break
-        made = tried
-        gone = {each.id for each in more}
-        stay = [each for each in stay if each.id not in gone]
-        taken = sum(_wanted_pages(_without(first, more, room.page_size), Heads(room.page_size), room.page_size))
-        free_pages = left.free_pages + sum(map(_gain, more)) - taken
-        left = replace(left, free_pages=free_pages, max_running=left.max_running - 1)
+        made = more
     return made
+
+
+def _places(
+    waiting: Sequence[Waiting], running: Sequence[Running], room: Room
+) -> Iterator[tuple[Waiting, list[Running]]]:
+    """Of the first who outrank somebody, MOST_URGENT at most: whom each drives out, behind those before it."""
+    stay, left = list(running), room
+    for first in nlargest(MOST_URGENT, waiting, key=_PRIORITY):
+        leaving = _place_for(first, stay, left) if any(_gives_way(each, first) for each in stay) else None
+        if leaving is None:
+            return
+        yield first, leaving
+        gone = {each.id for each in leaving}
+        stay = [each for each in stay if each.id not in gone]
+        taken = sum(_wanted_pages(_without(first, leaving, room.page_size), Heads(room.page_size), room.page_size))
+        free_pages = left.free_pages + sum(map(_gain, leaving)) - taken
+        left = replace(left, free_pages=free_pages, max_running=left.max_running - 1)
 
 
 def _alone(made: Plan, waiting: Sequence[Waiting], running: Sequence[Running]) -> Plan:
