@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -15,6 +17,9 @@ from niwaki.runtime.api import Cancelled, JsonSchema, Output, Regex, SamplingPar
 from niwaki.runtime.constraints import Matcher, masks
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.loop import delivery, forced, late, scheduler
+from niwaki.runtime.loop.pause import Pause
+from niwaki.runtime.requests.request import Request
+from niwaki.runtime.sampling.sampler import Sampled
 from tests.formula import Host, mixed
 from tests.runtime.test_decoding import CONSTRAINED, DRAWN, GREEDY
 from tests.toy import make_model
@@ -97,7 +102,7 @@ def test_who_is_set_back_while_his_matcher_is_told_of_a_token_keeps_it(
     waited_for: set[late.Drawn] = set()
     taken: list[bool] = []
 
-    def ready_when_waited_for(own: late.Drawn, *, waits: bool = False) -> bool:
+    def ready_when_waited_for(own: late.Drawn, *, waits: bool = False, seconds: float = -1) -> bool:
         is_ready(own, waits=True)
         if waits:
             waited_for.add(own)
@@ -243,3 +248,27 @@ def test_masks_that_are_not_there_hold_nobody_up_but_their_own(folder: Path, mon
     may_fill.set()
     host.run()
     assert all(generation.error() is None for generation in host.generations)
+
+
+def test_what_is_told_slowly_is_waited_for_a_little_in_each_step_and_to_the_end_behind_many() -> None:
+    line = late.Late(None, Pause())
+    drawn = late.Drawn(cast(Request, SimpleNamespace(lease=None, matcher=None)), Sampled(1))
+    line._drawn.append(drawn)
+    drawn.begin()  # nobody tells its matcher yet
+
+    def step_on() -> None:
+        for _ in range(late.MAX_SAT_OUT):
+            line.begin_step()
+
+    stepping = threading.Thread(target=step_on, daemon=True)
+    stepping.start()
+    stepping.join(60)
+    assert not stepping.is_alive(), "the others have their steps"
+    assert line.next_drawn() is None
+    last = threading.Thread(target=line.begin_step, daemon=True)
+    last.start()
+    assert last.is_alive(), "its turn comes in any case"
+    drawn.tell(None)
+    last.join(60)
+    assert not last.is_alive()
+    assert line.next_drawn() is drawn
