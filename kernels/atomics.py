@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -83,8 +84,9 @@ def _pause(typing):
 
     def generate(context, builder, signature, args):
         if IS_X86:
+            # Not spelt: only some processors have LLVM read instructions (`splits_numbers` in simd.py).
             kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(ir.InlineAsm(kind, "pause", "", side_effect=True), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd import FLOATS, INTS
 from niwaki.kernels.simd_memory import ask_for, element_pointer
-from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, ROWS, WORDS, RowsOf
+from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, ROWS, WORDS, RowsOf, multiplies_pairs
 
 TILE = ROWS * LINE  # bytes
 OUTPUTS = 8  # at once of two groups
@@ -77,7 +77,11 @@ def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, sl
 
 
 def _call(groups: int, outputs: int, *kinds):
+    """Nothing without the instruction: what names these functions is compiled everywhere, and run where it is there."""
+
     def generate(context, builder, signature, args):
+        if not multiplies_pairs():
+            return context.get_dummy_value()
         sums, weight, laid = (
             builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 3, 6)
         )

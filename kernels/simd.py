@@ -264,11 +264,15 @@ def _exp2_roughly(typing, x):
 @cache
 def splits_numbers() -> bool:
     """Whether the processor takes a number's fraction, and multiplies by the power of what is left, in an instruction
-    each (AVX512-DQ). The first call, which comes before any kernel is compiled, tells LLVM how to read them."""
+    each (AVX512-DQ). The first call, which comes before any kernel is compiled or read from disk, tells LLVM how to
+    read them."""
     has_both = bool(llvm.get_host_cpu_features().get("avx512dq")) and compiles_for_this_processor()
     if has_both:
         llvm.initialize_native_asmparser()
     return has_both
+
+
+splits_numbers()  # a kernel from the disk may hold them, and be compiled into one that is not there
 
 
 def power_of_two(builder, x, of_rest):

@@ -175,7 +175,7 @@ def _store_bfloat16(typing, array, index, value):
 
     def generate(context, builder, signature, args):
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
-        builder.store(_narrow(builder, args[2], halves), pointer, align=2)
+        builder.store(narrow(builder, args[2]), pointer, align=2)
         return context.get_dummy_value()
 
     return types.void(array, index, value), generate
@@ -442,8 +442,9 @@ def _rounded(builder, value):
     return builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
 
 
-def _narrow(builder, value, halves):
+def narrow(builder, value):
     """Sixteen bfloat16, rounded."""
+    halves = ir.VectorType(ir.IntType(16), LANES)
     if rounds_by_instruction():
         kind = ir.FunctionType(ir.VectorType(ir.IntType(32), LANES // 2), [FLOATS])
         return builder.bitcast(builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value]), halves)

@@ -26,7 +26,10 @@ from niwaki.kernels.simd import (
     in_all_lanes,
     power_of_two,
 )
-from niwaki.kernels.simd_memory import element_pointer, turned
+from niwaki.kernels.simd_memory import element_pointer, narrow, turned
+from niwaki.kernels.vector_tiles import multiplies_pairs
+
+ALL = ir.VectorType(ir.IntType(32), 2 * LANES)
 
 
 @intrinsic
@@ -100,12 +103,17 @@ def _turn_pairs(typing, source, index, stride, other, target, place):
 @intrinsic
 def _store_both_bfloat16(typing, array, index, low, high):
     """array[index : index + 32] = the sixteen of low, then those of high, rounded to bfloat16 by an instruction of
-    AVX512-BF16, which makes a zero of what is too small to be a normal number; array uint16."""
+    AVX512-BF16, which makes a zero of what is too small to be a normal number; array uint16. Without that instruction,
+    as `store_bfloat16` rounds: what names this is compiled there too."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(INTS, [FLOATS, FLOATS])
-        words = builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v"), args[2:])
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
+        if multiplies_pairs():
+            kind = ir.FunctionType(INTS, [FLOATS, FLOATS])
+            words = builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v"), args[2:])
+        else:
+            low, high = (narrow(builder, value) for value in args[2:])
+            words = builder.bitcast(builder.shuffle_vector(low, high, ir.Constant(ALL, list(range(2 * LANES)))), INTS)
         builder.store(words, pointer, align=2)
         return context.get_dummy_value()
 
@@ -118,8 +126,7 @@ def _store_rounded(typing, array, index, value):
     halves = ir.VectorType(ir.IntType(32), LANES // 2)
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(halves, [FLOATS])
-        words = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), args[2:])
+        words = builder.bitcast(_in_half(builder, args[2]), halves)
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), halves.as_pointer())
         builder.store(words, pointer, align=2)
         return context.get_dummy_value()
@@ -130,15 +137,21 @@ def _store_rounded(typing, array, index, value):
 @intrinsic
 def _rounded(typing, value):
     """The value as `store_rounded` would store it."""
-    halves, narrow = ir.VectorType(ir.IntType(32), LANES // 2), ir.VectorType(ir.IntType(16), LANES)
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(halves, [FLOATS])
-        words = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), args)
-        wide = builder.zext(builder.bitcast(words, narrow), INTS)
+        wide = builder.zext(_in_half(builder, args[0]), INTS)
         return builder.bitcast(builder.shl(wide, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
     return VECTOR(value), generate
+
+
+def _in_half(builder, value):
+    """Sixteen bfloat16, rounded as `_store_both_bfloat16` tells."""
+    if not multiplies_pairs():
+        return narrow(builder, value)
+    kind = ir.FunctionType(ir.VectorType(ir.IntType(32), LANES // 2), [FLOATS])
+    words = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
+    return builder.bitcast(words, ir.VectorType(ir.IntType(16), LANES))
 
 
 put_outside = cast("Callable[[Array, int, int, int, np.float32], None]", _put_outside)
