@@ -15,6 +15,7 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from niwaki.kernels.plan import AttentionPlan
 from niwaki.kernels.segments import Int64s
 
 NO_EVENT = -1
-LIBC = ctypes.CDLL(None)
 ONE = (1).to_bytes(8, sys.byteorder)  # what an event counts
 LIKE = np.empty(0, np.uint16)
 NO_TOKENS = np.empty(0, np.int32)
@@ -138,7 +138,12 @@ class Crew:
 
 
 def current_core() -> int:
-    return int(LIBC.sched_getcpu())
+    return int(_libc().sched_getcpu())
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _help(event: int, told: Int64s, blocks: list[Int64s]) -> None:

@@ -7,7 +7,6 @@ there when it is needed is compiled here. Of many engines that start at once on 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -21,6 +20,9 @@ from numba import types
 
 from niwaki.kernels.jit import num_cores
 from niwaki.kernels.layers import work
+
+if sys.platform != "win32":
+    import fcntl
 
 CODE = "from niwaki.kernels.first_start import compile_ahead; compile_ahead()"
 

@@ -6,7 +6,6 @@ what a program is or what a backend does.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -22,6 +21,9 @@ from typing import Final, Literal, Self, TypeVar
 from niwaki.lang.batch_places import as_one_batch
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
 from niwaki.runtime.api.faults import not_made
+
+if sys.platform != "win32":
+    import fcntl
 
 RowT = TypeVar("RowT")
 ResultT = TypeVar("ResultT")
@@ -148,11 +150,14 @@ class Journal:
     Opening changes nothing on disk but creating an empty file, which goes again unless `begin` prepares it for writing.
 
     Raises:
-        JournalError: the rows in the file were made by another run, another process writes it, or it is damaged.
+        JournalError: the rows in the file were made by another run, another process writes it, or it is damaged; or the
+            system is Windows.
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> None:
+        if sys.platform == "win32":
+            raise JournalError(f"{path}: niwaki writes no output files on Windows, where it cannot lock them; use WSL")
         self.path = path
         self.meta_path = path.parent / f"{path.name}.meta"
         self.num_done = 0

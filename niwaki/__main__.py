@@ -22,6 +22,7 @@ try:
     from niwaki.runtime.api import ConfigError, NiwakiError
     from niwaki.runtime.checkpoint.stored import check_folder
     from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
+    from niwaki.runtime.options.system import check_system
     from niwaki.runtime.pictures import tree_command
     from niwaki.runtime.server.logs import configure
     from niwaki.runtime.server.options import add_options, config_of
@@ -220,6 +221,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Answer until told to stop. Returns the exit code: 0 when every request was answered or told."""
+    check_system()
     try:
         from niwaki.lang.endpoint import Endpoint  # loads pydantic
         from niwaki.runtime.server.hosted import hosted

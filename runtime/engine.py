@@ -21,6 +21,7 @@ from niwaki.runtime.host.exits import let_daemons_go_silently
 from niwaki.runtime.host.forked import check_not_forked
 from niwaki.runtime.host.load import load
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.system import check_system
 from niwaki.runtime.pictures.picture import Picture
 from niwaki.runtime.pictures.tree_page import draw
 from niwaki.runtime.pictures.tree_view import DEFAULT_NODES, TreeNode, TreeView
@@ -42,6 +43,7 @@ class Engine:
     """
 
     def __init__(self, model: str | Path | None = None, **options: object) -> None:
+        check_system()
         check_not_forked()
         announce_compiling()
         on_compiling(readiness.begin, readiness.end)
