@@ -120,7 +120,9 @@ def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises:
     except Exception as error:
         if raises:
             raise
-        told = {"type": type(error).__name__, "message": str(error)}
+        told: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
+        if notes := [str(note) for note in getattr(error, "__notes__", ())]:
+            told["notes"] = notes
         journal.write({"error": told, DIGEST_KEY: digest})
         return error
     return values
@@ -141,8 +143,13 @@ def _stored_result(line: Mapping[str, object]) -> StoredRow | Exception:
         name, message = str(error.get("type")), str(error.get("message"))
         known = getattr(api, name, None)
         if isinstance(known, type) and issubclass(known, NiwakiError):
-            return known(message)
-        return ProgramError(f"{name}: {message}")
+            stored = known(message)
+        else:
+            stored = ProgramError(f"{name}: {message}")
+        notes = error.get("notes")
+        for note in notes if isinstance(notes, list) else ():
+            stored.add_note(str(note))
+        return stored
     return {name: value for name, value in line.items() if name not in RESERVED_NAMES}
 
 

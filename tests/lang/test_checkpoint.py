@@ -75,6 +75,23 @@ def test_an_error_of_ours_comes_back_as_its_class(tmp_path: Path) -> None:
     assert shown(f.run_batch([(1,)], checkpoint=path, backend=failing)) == ["CapacityError: the pool is full"]
 
 
+def test_an_error_comes_back_with_the_line_that_asked(tmp_path: Path) -> None:
+    @nw.function
+    def f(s: State, n: int) -> None:
+        s += "? " + nw.gen("x")
+        s.sync()
+
+    path = tmp_path / "out.jsonl"
+    notes = []
+    for _ in range(2):
+        full = nw.ScriptedBackend([nw.CapacityError("the pool is full")])
+        [error] = f.run_batch([(1,)], checkpoint=path, backend=full)
+        assert isinstance(error, nw.CapacityError)
+        notes.append(error.__notes__)
+    assert notes[0] == notes[1]
+    assert notes[0][0].startswith("in program f, test_checkpoint.py:")
+
+
 def test_only_the_rows_that_are_left_run(tmp_path: Path) -> None:
     counting = Counting()
     path = tmp_path / "out.jsonl"
