@@ -209,6 +209,11 @@ def _() -> object:
     return run(lambda s: list(cast("list[object]", s)))
 
 
+@fault("a gen is returned, not appended", nw.ProgramError, BODY, "returns a gen that nothing has appended")
+def _() -> object:
+    return run(lambda s: nw.gen("x"))
+
+
 @fault("no fork is asked for", nw.ProgramError, BODY, "from 1 to 10000, got 0")
 def _() -> object:
     return run(lambda s: s.fork(0))
