@@ -74,6 +74,13 @@ def _line_in(path: Path, error: BaseException) -> str:
     return "" if line is None else f" (line {line})"
 
 
+def _untyped(func: Callable[..., object]) -> inspect.Signature:
+    """Its parameters by name: types, spelled out, would be most of a message of one line."""
+    signature = inspect.signature(func)
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=signature.empty)
+
+
 def parameters_of(program: Program, records: RecordFile) -> Callable[[str | JsonObject], JsonObject]:
     """How a record becomes the arguments of the program: an object by its keys, a text as the only parameter. Their
     types are those of `RecordTypes`.
@@ -84,7 +91,7 @@ def parameters_of(program: Program, records: RecordFile) -> Callable[[str | Json
     parameters = list(inspect.signature(program.func).parameters.values())[1:]  # without the state
     required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     columns = records.columns()
-    shown = repr(program).strip("<>")
+    shown = f"program {program.name}{_untyped(program.func)}"
     if records.format == "txt" or records.column is not None:
         named = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         takers = required or named[:1]

@@ -347,6 +347,11 @@ def test_json_lines_with_a_strange_key_fail_alone(folder: Path) -> None:
             1,
             "in.csv has a column 'name', and program shout(s, text) has no such parameter; rename it",
         ),
+        (
+            ["program.py:aged", "--input", "one.csv"],
+            1,
+            "and program aged(s, name, age, weight=None, *, here=False, day=0)",
+        ),
         (["program.py:shout", "--input", "parted.csv"], 1, "the fields of a .csv stand between commas"),
         (
             ["program.py:two", "--input", "one.csv"],
