@@ -111,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--record-separator", metavar="STR", help="in a .txt file, records end at lines that equal STR")
     add("--column", metavar="NAME", help="give the program this field of each record as its text (not for .txt)")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
+    add("--deterministic", action="store_true", help="the same bits whatever else runs; slower")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
     add("--ray", type=_positive, metavar="N", help="run N engines on Ray (niwaki[ray]) and give each its share")
     add("--ray-address", metavar="ADDRESS", help="of a Ray cluster; without it one is started on this machine")

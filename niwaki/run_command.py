@@ -53,6 +53,7 @@ class RunOptions:
     trace: Path | None
     ray: int | None
     ray_address: str | None
+    deterministic: bool
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> RunOptions:
@@ -129,7 +130,7 @@ def _in_process(
 
     program = program.for_rows()
     types = RecordTypes(program, texts=records.has_texts)
-    with Engine(options.model) as engine:
+    with Engine(options.model, deterministic=options.deterministic) as engine:
 
         def run_one(numbered: tuple[int, Record]) -> JsonObject:
             number, record = numbered
@@ -182,12 +183,14 @@ def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject
 class RowWorker:
     """An engine on some machine of a Ray cluster, which runs a program on rows."""
 
-    def __init__(self, program_file: str, function: str, model: str | None, concurrency: int, texts: bool) -> None:
+    def __init__(
+        self, program_file: str, function: str, model: str | None, concurrency: int, texts: bool, deterministic: bool
+    ) -> None:
         from niwaki.runtime.engine import Engine  # loads torch
 
         self._program = load_program(Path(program_file), function).for_rows()
         self._types = RecordTypes(self._program, texts=texts)
-        self._engine = Engine(model)
+        self._engine = Engine(model, deterministic=deterministic)
         self._concurrency = concurrency
 
     @staticmethod
@@ -198,6 +201,7 @@ class RowWorker:
             "model": None if options.model is None else str(options.model.resolve()),
             "concurrency": options.concurrency,
             "texts": records.has_texts,
+            "deterministic": options.deterministic,
         }
 
     def run(self, lines: list[str]) -> list[str]:
@@ -273,6 +277,7 @@ def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
         "program": hashlib.sha256(source).hexdigest() + ":" + options.function,
         "model": weights_fingerprint(options.model).hex(),
         "reading of the input": repr((options.record_separator, options.column)),
+        **({"mode of the engine": "deterministic"} if options.deterministic else {}),
     }
 
 

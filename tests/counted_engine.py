@@ -81,7 +81,7 @@ not_a_program = 3
 class CountedEngine:
     """Owns a backend that no program here asks for anything; refuses a model folder without weights."""
 
-    def __init__(self, model: Path | None = None) -> None:
+    def __init__(self, model: Path | None = None, *, deterministic: bool = False) -> None:
         if model is not None and not any(model.glob("*.safetensors")):
             raise ModelError(f"{model} has no weights")
         self.backend = ScriptedBackend({})

@@ -21,11 +21,12 @@ from pathlib import Path
 
 import pytest
 
+import niwaki as nw
 from niwaki import run_command
 from niwaki.__main__ import main
 from niwaki.lang.program_file import load_program, parameters_of
 from niwaki.lang.records import RecordFile
-from tests.counted_engine import PROGRAM, make_folder, one_line, rows, run
+from tests.counted_engine import PROGRAM, CountedEngine, make_folder, one_line, rows, run
 from tests.lang.shortening import Shortening
 
 # What a program may say of its parameters; each run tells what came.
@@ -207,7 +208,7 @@ def test_workers_elsewhere_give_values_their_types(folder: Path) -> None:
     record = {"text": "hi", "age": 3, "day": date(2024, 2, 29), "boss": {"name": "Ann"}, "tags": ["x"], "color": "red"}
     assert json.loads(run_command._sent(record, to_parameters)) == {"arguments": record | {"day": "2024-02-29"}}
     assert "error" in json.loads(run_command._sent({"text": b"\xff"}, to_parameters)), "one row's own"
-    worker = run_command.RowWorker("typed.py", "kinds", None, 2, texts=False)
+    worker = run_command.RowWorker("typed.py", "kinds", None, 2, texts=False, deterministic=False)
     sent = [run_command._sent(one, to_parameters) for one in (record, record | {"age": "old"})]
     first, second = map(json.loads, worker.run(sent))
     assert first["row"]["value"][:3] == ["str", "int", "date"]
@@ -480,6 +481,26 @@ def test_a_changed_input_program_or_reading_is_refused_until_restart(
     assert "(other input and program)" in one_line(capsys.readouterr().err)
     assert run("shout", "in.txt", "--restart") == 0
     assert [row["loud"] for row in rows()] == ["a", "b", "c"]
+
+
+def test_a_deterministic_run_is_one_of_the_engine_and_does_not_go_on_with_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[bool] = []
+
+    class Noted(CountedEngine):
+        def __init__(self, model: Path | None = None, *, deterministic: bool = False) -> None:
+            super().__init__(model)
+            asked.append(deterministic)
+
+    monkeypatch.setitem(vars(nw), "Engine", Noted)
+    Path("in.txt").write_text("a\nb\n")
+    assert run("shout", "in.txt", "--deterministic", "--limit", "1") == 0
+    capsys.readouterr()
+    assert run("shout", "in.txt") == 1
+    assert "holds 1 row of another run (other mode of the engine)" in one_line(capsys.readouterr().err)
+    assert run("shout", "in.txt", "--deterministic") == 0
+    assert (asked, [row["loud"] for row in rows()]) == ([True, True], ["A", "B"])
 
 
 def test_a_model_of_other_weights_does_not_go_on_with_the_output(

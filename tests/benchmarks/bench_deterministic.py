@@ -1,6 +1,7 @@
 """What `deterministic=True` costs: prompts, and decoding, against the same engine without it.
 
 python -m tests.benchmarks.bench_deterministic [--json PATH] [--pairs N]
+python -m tests.benchmarks.bench_deterministic --differ    # how many answers are others in a batch than alone
 
 A is the engine without it, so the ratio says how many times as long it takes with it. CPU seconds, one thread.
 """
@@ -10,22 +11,61 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from niwaki.kernels.jit import set_num_threads
+from niwaki.runtime.api import Segment
+from niwaki.runtime.bundled.trials import trials
 from niwaki.runtime.engine import Engine
-from tests.benchmarks.bench_prefix import Workload, few_shot, machine, unique
-from tests.benchmarks.harness import MIN_PAIRS, compare, table, write_json
+from tests.benchmarks.bench_prefix import SEED, Workload, few_shot, machine, unique
+from tests.benchmarks.harness import MIN_PAIRS, compare, number_of_pairs, table, write_json
+
+NUM_ASKED = 200
+MODES: Mapping[str, Mapping[str, object]] = {
+    "as it is": {},
+    "dtype float32": {"dtype": "float32"},
+    "deterministic": {"deterministic": True},
+}
+
+
+def differing(count: int) -> str:
+    """For each mode and temperature: of `count` answers of 32 tokens, those that are others in a batch than alone."""
+    prompts = [trial.checks[0][0] for trial in trials("extraction", count, SEED)]
+    lines = []
+    for mode, options in MODES.items():
+        with Engine(None, kv_tokens=65_536, **options) as engine:
+            asked = [engine.tokenizer.encode([Segment(prompt, control=True)]) for prompt in prompts]
+            for temperature in (0, 1):
+                params: list[dict[str, object]] = [
+                    {"temperature": temperature, "seed": seed, "max_new_tokens": 32, "ignore_eos": True}
+                    for seed in range(count)
+                ]
+                alone = [_ids(engine, [ids], [said])[0] for ids, said in zip(asked, params, strict=True)]
+                engine.flush_cache()
+                batch = _ids(engine, asked, params)
+                differ = sum(one != other for one, other in zip(alone, batch, strict=True))
+                lines.append(f"{mode:14}  temperature {temperature}: {differ} of {count} answers differ")
+    return "\n".join(lines)
+
+
+def _ids(engine: Engine, prompts: list[list[int]], params: list[dict[str, object]]) -> list[list[int]]:
+    answers = engine.generate(input_ids=prompts, sampling_params=params)
+    assert isinstance(answers, list)
+    return [answer["output_ids"] for answer in answers]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the results there as well")
-    parser.add_argument("--pairs", type=int, default=MIN_PAIRS)
+    parser.add_argument("--pairs", type=number_of_pairs, default=MIN_PAIRS)
+    parser.add_argument("--differ", action="store_true", help="count answers that hang on the batch, and time nothing")
     options = parser.parse_args(argv)
+    if options.differ:
+        print(differing(NUM_ASKED))
+        return 0
     torch.set_num_threads(1)
     set_num_threads(1)
     results = []
