@@ -23,7 +23,7 @@ import pytest
 
 import niwaki as nw
 from niwaki import run_command
-from niwaki.__main__ import main
+from niwaki.__main__ import _let_go, main
 from niwaki.lang.program_file import load_program, parameters_of
 from niwaki.lang.records import RecordFile
 from tests.counted_engine import PROGRAM, CountedEngine, make_folder, one_line, rows, run
@@ -517,6 +517,17 @@ def test_a_model_of_other_weights_does_not_go_on_with_the_output(
     assert "holds 1 row of another run (other model): delete it" in one_line(capsys.readouterr().err)
     assert run("shout", "in.txt", "--model", "copy of one") == 0
     assert [row["loud"] for row in rows()] == ["A", "B"]
+
+
+def test_the_process_of_the_command_alone_is_told_how_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_the_end: list[object] = []
+    monkeypatch.setattr("atexit.register", at_the_end.append)
+    Path("word.txt").write_text("[a-z]+")
+    assert main(["constraint", "show", "word.txt"]) == 0
+    assert at_the_end == []
+    monkeypatch.setattr("sys.argv", ["niwaki", "constraint", "show", "word.txt"])
+    assert main() == 0
+    assert at_the_end == [_let_go]
 
 
 def test_the_input_and_the_program_are_never_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
