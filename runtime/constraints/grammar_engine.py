@@ -18,6 +18,7 @@ from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_endings import KnownEnds
 from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
+from niwaki.runtime.constraints.grammar_loops import Loops, open_behind, open_string
 from niwaki.runtime.constraints.grammar_places import Place, Places, Step
 from niwaki.runtime.constraints.grammar_source import GrammarSource
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
@@ -38,6 +39,7 @@ from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing, Way
 
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
+TILDE: Final = ord("~")  # a character of few texts but those that may hold any
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
 
 
@@ -73,8 +75,8 @@ class GrammarConstraint:
         if source.layout:
             self._start = DistinctMatcher(native, Layout(json.loads(source.layout)), words.pieces)
         # Not of a copy: what is found out about the start goes to every text, whose first mask takes a third then.
-        row, address = words.scratch()
-        self._start.unsafe_compute_mask_ptr(address, row.nbytes)
+        _, address, size = words.scratch()
+        self._start.unsafe_compute_mask_ptr(address, size)
         if self._start.is_error():  # a limit of the engine that this vocabulary meets, though single bytes did not
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(self._start.get_error())}")
         shortest = self._verified(source.shortest) if source.shortest else words.nothing
@@ -258,8 +260,9 @@ class GrammarMatcher:
 
     def new_mask(self) -> npt.NDArray[np.uint32]:
         """That of `fill_mask` where it is not known, kept for every text that comes by; do not write to it."""
-        row, address = self._constraint.words.scratch()
-        self._native.unsafe_compute_mask_ptr(address, row.nbytes)
+        row, address, size = self._constraint.words.scratch()
+        native = self._native if self._num_untold else self._matcher
+        native.unsafe_compute_mask_ptr(address, size)
         found = self.learn(row)
         return row.copy() if found is row else found
 
@@ -269,7 +272,34 @@ class GrammarMatcher:
         if failure is not None:
             raise failure
         place = self._places[-1]
-        return mask if place is None else self._constraint.places.learn(place, mask)
+        if place is None:
+            return mask
+        places = self._constraint.places
+        loops = places.loops  # another text may begin meanwhile
+        if loops is not None and self._tokens:
+            self._find_loop(loops, place, mask)
+        return places.learn(place, mask)
+
+    def _find_loop(self, loops: Loops, place: Place, mask: npt.NDArray[np.uint32]) -> None:
+        """Where the first of its tokens comes. Most places are told by their masks: inside a string that is free any
+        character may follow."""
+        words, tokens = self._constraint.words, self._tokens
+        behind = words.stays[tokens[-1]]
+        if behind & loops.string_behind and words.allows_byte(mask, TILDE):
+            opened = open_string(words.text_of(tokens[-3:])) or self._opened()
+        elif behind & loops.number_behind and b"." in words.text_of(tokens[-2:]):
+            opened = self._opened()
+        else:
+            return
+        place.opened, place.loop = opened, loops.at(opened)
+
+    def _opened(self) -> bytes:
+        """See `open_behind`."""
+        places = self._places
+        num = len(places) - 1
+        while (place := places[num]) is None or place.opened is None:  # that of the start is known
+            num -= 1
+        return open_behind(place.opened, self._constraint.words.text_of(self._tokens[num:]))
 
     @property
     def place(self) -> Place | None:
@@ -294,6 +324,13 @@ class GrammarMatcher:
         return ConstraintError(f"the grammar failed: {short_reason(self._matcher.get_error())}")
 
     def accept(self, token_id: int) -> None:
+        place, constraint = self._places[-1], self._constraint
+        if place is not None and place.loop and constraint.places.loops is not None and self._stays(place, token_id):
+            self._num_untold += 1
+            self._places.append(place)
+            self._tokens.append(token_id)
+            self._way.accept(token_id)
+            return
         if token_id in self._constraint.words.vocabulary.eos_ids:
             if not self.can_end:
                 raise self._not_allowed(token_id)
@@ -319,6 +356,11 @@ class GrammarMatcher:
         self._places.append(None if step is None else places.all[step.after])
         self._tokens.append(token_id)
         self._way.accept(token_id)
+
+    def _stays(self, place: Place, token_id: int) -> bool:
+        """Whether the token may follow there, and leads there again."""
+        stays = self._constraint.words.stays
+        return 0 <= token_id < len(stays) and bool(stays[token_id] & place.loop) and place.allows(token_id)
 
     def _known_after(self, token_id: int) -> Place | None:
         """Where a token leads that another text went on with here."""

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.runtime.constraints.grammar_loops import NO_LOOP, Loops
 from niwaki.runtime.constraints.grammar_situations import START, Situation, Situations
 from niwaki.runtime.constraints.protocol import Forced
 from niwaki.runtime.constraints.walks import BEFORE, BEHIND, StepTable
@@ -53,6 +54,8 @@ class Place(msgspec.Struct, eq=False, gc=False):
     can_end: bool | None = None
     is_done: bool | None = None
     is_free: bool = False
+    loop: int = NO_LOOP  # which tokens stay here
+    opened: bytes | None = None  # what is open here (`open_behind`), where that was looked at
 
     def step(self, token_id: int) -> Step | None:
         if self.first_id == token_id:
@@ -81,7 +84,8 @@ class Places:
         """`grammar`: one whose situations can be told, or nothing."""
         self._grammar = grammar if len(grammar) <= MAX_GRAMMAR else ""
         self._num_texts = 0
-        self.start = Place(0, None)
+        self.loops: Loops | None = None  # of the first text, while there is no other: situations tell as much
+        self.start = Place(0, None, opened=b"")
         self.all = [self.start]  # by number
         self.known_steps = StepTable()  # from number to number
         self._situations: Situations | None = None  # told from the second text on: for one it would not pay
@@ -96,6 +100,7 @@ class Places:
         """One more begins."""
         with self._lock:  # situations of two would be taken for each other's: they are numbers
             self._num_texts += 1
+            self.loops = Loops(self._grammar) if self._num_texts < SHARED and self._grammar else None
             if self._num_texts == SHARED and self._grammar:
                 self._situations = Situations(self._grammar)
                 self.start.situation = START
@@ -149,10 +154,14 @@ class Places:
             self.known_steps.add(place.number, step.token_id, step.after, cost, farthest, ends)
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """The mask there, as the one that is kept where there is room and another text may ask for it; else it is told
+        """The mask there, as the one that is kept where there is room and it may be asked for again; else it is told
         back."""
         if self._num_texts < SHARED:
-            return mask
+            if not place.loop or self._mask_bytes + mask.nbytes > MAX_MASK_BYTES:
+                return mask
+            place.mask = mask.copy()
+            self._mask_bytes += mask.nbytes
+            return place.mask
         text = mask.tobytes()
         sample = text[:: max(1, len(text) // SAMPLE)]
         found = self._masks.get(sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from llguidance import LLTokenizer
 from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.distinct import Pieces
+from niwaki.runtime.constraints.grammar_loops import LETTERS, NUMBER, QUOTE, STRING
 from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, Native, tokenizer_of
 from niwaki.runtime.constraints.protocol import address_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
@@ -28,6 +30,7 @@ OPENING: Final = frozenset(b'{[,:"')
 PLAIN_COST: Final = 4
 ESCAPE_COST: Final = 12
 FIRST_TOKENS: Final = 6
+LETTERS_AND_DIGITS: Final = (string.ascii_letters + string.digits).encode()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +107,9 @@ class GrammarVocabulary(ByteTokens):
         self.num_characters[ids] = np.add.reduceat((data & 0xC0) != 0x80, offsets[:-1], dtype=np.int32)
         is_costly = np.logical_or.reduceat((data == ord("\\")) | (data >= 0x80), offsets[:-1])
         plain_costs[np.array(ids)[is_costly]] = ESCAPE_COST
+        stays = np.zeros(vocabulary.size, np.uint8)
+        stays[ids] = _stays(data, offsets)
+        self.stays: bytes = stays.tobytes()  # by token, in which loops it stays: see `grammar_loops.py`
         # How far each token may move the end away: by what it may ask for inside, and by how much it may open.
         found, self.cost_kind_of = np.unique((openings << 8) + plain_costs, return_inverse=True)
         self.cost_kinds = [(int(kind) & 0xFF, int(kind) >> 8) for kind in found]
@@ -115,14 +121,14 @@ class GrammarVocabulary(ByteTokens):
         words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
         self.longest_word = max(words, key=len)
 
-    def scratch(self) -> tuple[npt.NDArray[np.uint32], int]:
-        """A row of this thread's for a mask that is copied at once, and where it lies: to ask a new row for that takes
-        as long as many a mask."""
+    def scratch(self) -> tuple[npt.NDArray[np.uint32], int, int]:
+        """A row of this thread's for a mask that is copied at once, where it lies, and its bytes: to ask a new row for
+        that takes as long as many a mask."""
         try:
-            found: tuple[npt.NDArray[np.uint32], int] = self._scratch.row
+            found: tuple[npt.NDArray[np.uint32], int, int] = self._scratch.row
         except AttributeError:
             row = np.zeros(self.vocabulary.num_words, np.uint32)
-            found = self._scratch.row = row, address_of(row)
+            found = self._scratch.row = row, address_of(row), row.nbytes
         return found
 
     @cached_property
@@ -144,6 +150,14 @@ class GrammarVocabulary(ByteTokens):
         """The single bytes that a mask allows, ascending."""
         return np.flatnonzero(row[self._byte_words] & self._byte_bits).astype(np.uint8).tobytes()
 
+    def text_of(self, token_ids: Sequence[int]) -> bytes:
+        texts = self.vocabulary.token_bytes
+        return b"".join([texts[token_id] or b"" for token_id in token_ids])
+
+    def allows_byte(self, row: npt.NDArray[np.uint32], byte: int) -> bool:
+        token_id = self.ids[byte]
+        return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
+
     def ending(self, text: bytes) -> Ending:
         """The text, and from each of its places on the fewest tokens that write the rest."""
         firsts, ends = np.zeros(len(text), np.int32), np.zeros(len(text), np.int32)
@@ -160,6 +174,23 @@ class GrammarVocabulary(ByteTokens):
             counts,
         )
         return Ending(text, firsts, ends, counts)
+
+
+def _stays(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """In which loops each text stays, and whether one may begin behind it."""
+    is_plain = (data >= 0x20) & (data != ord('"')) & (data != ord("\\")) & (data < 0xF4)
+    # As many bytes behind the first ones of characters as these ask for: no character is left open.
+    asked = (data >= 0xC0).astype(np.int32) + (data >= 0xE0) + (data >= 0xF0) - ((data & 0xC0) == 0x80)
+    starts = offsets[:-1]
+    is_whole = (np.add.reduceat(asked, starts) == 0) & ((data[starts] & 0xC0) != 0x80)
+    in_strings = np.logical_and.reduceat(is_plain, starts) & is_whole
+    in_numbers = np.logical_and.reduceat((data >= ord("0")) & (data <= ord("9")), starts)
+    is_word = (data >= 0x80) | np.isin(data, np.frombuffer(LETTERS_AND_DIGITS, np.uint8))
+    has_letters = in_strings & np.logical_or.reduceat(is_word, starts)
+    ends_open = data[offsets[1:] - 1] == ord('"')
+    bits = ((in_strings, STRING), (in_numbers, NUMBER), (has_letters, LETTERS), (ends_open, QUOTE))
+    found: npt.NDArray[np.uint8] = np.bitwise_or.reduce([is_so * np.uint8(bit) for is_so, bit in bits])
+    return found
 
 
 def completes(place: Native, ending: Ending, words: GrammarVocabulary, after: Sequence[int] = ()) -> bool:

@@ -93,12 +93,29 @@ class MaskFiller:
 
     def rows(self, wanted: Wanted) -> list[Words | NiwakiError]:
         """`start` and wait, where nothing is done meanwhile."""
+        if len(wanted) == 1:  # what else is done here takes as long as the mask
+            return [self._row(wanted[0])]
         rows, slow = _looked_up(wanted)
         if slow:
             if self._last is not None:
                 self._last.are_there(None)  # masks are filled on one thread at a time
             self._fill(slow, rows)
         return rows
+
+    def _row(self, matcher: Matcher) -> Words | NiwakiError:
+        try:
+            known = matcher.known_mask(ANY_LENGTH)
+            if known is not None:
+                return known
+            if self._last is not None:
+                self._last.are_there(None)
+            if isinstance(matcher, GrammarMatcher) and matcher.is_native:
+                return matcher.new_mask()
+            row = np.zeros(self._num_words, np.uint32)
+            matcher.fill_mask(row)
+            return row
+        except Exception as error:
+            return told(error)
 
     def close(self) -> None:
         if self._thread is not None:
