@@ -24,7 +24,7 @@ class ConstraintError(NiwakiError, ValueError):
 
 
 class StopRegexError(ConstraintError):
-    """It is the `stop_regex`."""
+    """It is the `stop_regex`. To users a ConstraintError: the server tells by it which field is meant."""
 
 
 class CapacityError(NiwakiError):

@@ -24,9 +24,9 @@ from niwaki.runtime.api import (
     Reasoned,
     Regex,
     StopRegex,
-    StopRegexError,
     ToolCalls,
 )
+from niwaki.runtime.api.errors import StopRegexError
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, build_here

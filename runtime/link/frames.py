@@ -11,7 +11,7 @@ import numpy as np
 
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime import api
-from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Score, script
+from niwaki.runtime.api import Delta, GenerationError, NiwakiError, Output, Score, errors, script
 from niwaki.runtime.api.likeliest import Likeliest, Packed, TextOf
 from niwaki.runtime.options.limits import TokenIds
 
@@ -253,7 +253,7 @@ KINDS: Mapping[str, type] = {
     if isinstance(kind, type) and is_dataclass(kind)
 }
 ERRORS: Mapping[str, type[NiwakiError]] = {
-    name: kind for name, kind in vars(api).items() if isinstance(kind, type) and issubclass(kind, NiwakiError)
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, NiwakiError)
 }
 KIND = "kind of"  # no field has such a name
 

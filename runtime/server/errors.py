@@ -17,10 +17,10 @@ from niwaki.runtime.api import (
     NiwakiError,
     ProgramError,
     RequestError,
-    StopRegexError,
     TimedOut,
     UnsupportedByBackend,
 )
+from niwaki.runtime.api.errors import StopRegexError
 
 log = logging.getLogger("niwaki.server")
 
