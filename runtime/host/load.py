@@ -20,6 +20,7 @@ from niwaki.runtime.kv.cache_file import Layout
 from niwaki.runtime.kv.memory import (
     check_pool,
     chunk_tokens,
+    is_small,
     keys_per_token,
     most_logits,
     pool_tokens,
@@ -28,6 +29,7 @@ from niwaki.runtime.kv.memory import (
 from niwaki.runtime.kv.tiers import DiskStore, MemoryStore, PageStore, Tiers
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.config import DISK_CACHE_BYTES, EngineConfig
+from niwaki.runtime.requests.drafts import DRAFT_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def load(config: EngineConfig) -> LoadedEngine:
         boundaries=boundaries,
         runs_ahead=runner.is_on_gpu,
         keys_per_token=keys_per_token(contents.config, device),
+        draft_rows=1 if is_small(contents.config, device) else DRAFT_ROWS,
     )
     pool_tokens = num_pages * config.page_size
     backend = LocalBackend(

@@ -65,10 +65,12 @@ class EngineCore:
         *,
         runs_ahead: bool = False,
         keys_per_token: float | None = None,
+        draft_rows: int = DRAFT_ROWS,
     ) -> None:
         """Without `boundaries` no token is forced: every one is drawn under its mask. With `runs_ahead` a steady batch
         of requests that are drawn plainly has its next step launched before the tokens of the last one are read.
-        `keys_per_token`: as `memory.keys_per_token` gives it."""
+        `keys_per_token`: as `memory.keys_per_token` gives it. `draft_rows`: requests in a step above which nobody
+        guesses."""
         self._runner = runner
         self._config = config
         self._end_ids = frozenset(runner.config.eos_ids)
@@ -79,7 +81,7 @@ class EngineCore:
         vocab_size = runner.config.vocab_size
         self._roster = Roster(self.pages, config, self.counters, most_logits(vocab_size), keys_per_token)
         self._decoding: Decoding | None = None  # while the batch is steady
-        self._draft_rows = DRAFT_ROWS if config.draft_tokens else 0
+        self._draft_rows = draft_rows if config.draft_tokens else 0
         self._runs_ahead = runs_ahead
         self._masks = MaskFiller((vocab_size + 31) // 32)
         forcing = boundaries if config.force_tokens else None

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from niwaki.kernels.echo import hear, last_echo
 from niwaki.runtime.options.limits import TokenIds
 
-DRAFT_ROWS = 2  # requests in a step above which nobody guesses: the wrong guesses of more cost too much
+# Requests in a step above which nobody guesses: the wrong guesses of more cost too much. Of a small model one alone: a
+# step with guesses is planned, which costs the host more than a step of a steady batch (`memory.is_small`).
+DRAFT_ROWS = 2
 FIRST_GUESS = 4  # tokens
 LONGEST_PAUSE = 64  # tokens
 NEVER = 1 << 62

@@ -108,7 +108,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafting(folder: Path) -> Iterator[Engine]:
-    with Engine(folder, kv_tokens=4096, deterministic=True) as made:
+    """As of a large model, where two at once guess."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("niwaki.runtime.host.load.is_small", lambda *_: False)
+        made = Engine(folder, kv_tokens=4096, deterministic=True)
+    with made:
         yield made
 
 
@@ -156,6 +160,19 @@ def test_drafts_change_no_token(kind: str, drafting: Engine, plain: Engine) -> N
     if kind in ("plain no more", "told"):
         assert drafted == 0, "only what is drawn as it is"
     drafting.backend.check()
+
+
+def guessed(engine: Engine, count: int) -> float:
+    before = engine.stats()["guessed_tokens"]
+    params = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+    engine.generate(input_ids=[[7, 8, 9] * 4 + [place] for place in range(7, 7 + count)], sampling_params=params)
+    return engine.stats()["guessed_tokens"] - before
+
+
+def test_of_a_small_model_one_guesses_and_of_a_large_one_two(folder: Path, drafting: Engine) -> None:
+    with Engine(folder, kv_tokens=4096) as small:
+        assert [guessed(small, count) > 0 for count in (1, 2, 3)] == [True, False, False]
+    assert [guessed(drafting, count) > 0 for count in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_draft_saves_as_many_steps_as_it_has_right_tokens(folder: Path) -> None:
@@ -221,8 +238,11 @@ def test_so_many_tokens_cannot_be_guessed(value: object, folder: Path) -> None:
         Engine(folder, draft_tokens=value)
 
 
-def test_guesses_behind_a_healed_prompt_leave_each_sample_its_pages(tmp_path: Path) -> None:
+def test_guesses_behind_a_healed_prompt_leave_each_sample_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second sample's last page of the prompt is replaced by the first one's equal one while a guess is checked."""
+    monkeypatch.setattr("niwaki.runtime.host.load.is_small", lambda *_: False)  # two guess at once
     model = make_model(tmp_path / "toy", sharpness=3.0)
     text = "the cat sat on the mat and the dog sat on the log. "
     params = SamplingParams(max_new_tokens=12, n=2, temperature=0.0, ignore_eos=True, heal=True)
