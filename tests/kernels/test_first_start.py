@@ -18,7 +18,9 @@ from niwaki.runtime.engine import Engine
 
 with Engine(kv_tokens=4096) as engine:
     prompts = ["The cat sat on the mat. " * 10 + name for name in ("Anna", "Ben", "Carl")]
-    engine.generate(prompts, {"max_new_tokens": 64, "temperature": 0.5})
+    params = {"max_new_tokens": 64, "temperature": 0.5}
+    engine.generate(prompts, params)
+    engine.generate(prompts[0], params)  # one alone may guess
 print(*(kernel.__name__ for kernel, signature in kernels() if kernel.signatures != [signature]))
 """
 
