@@ -33,10 +33,10 @@ def prompts_of(
         encoded = [tokenizer.encode([Segment(text)], at_start=True) for text in texts]
         return [np.array(ids, dtype=np.int32) for ids in encoded], not isinstance(prompt, str)
     assert input_ids is not None
-    is_batch = len(input_ids) > 0 and not isinstance(input_ids[0], int | np.integer)
     try:
+        is_batch = len(input_ids) > 0 and not isinstance(input_ids[0], int | np.integer)
         rows = [_as_array(ids) for ids in (input_ids if is_batch else [input_ids])]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, LookupError):
         raise RequestError("input_ids must be a list of whole numbers, or a list of such lists") from None
     return [_token_ids(row, vocab_size) for row in rows], is_batch
 

@@ -46,6 +46,12 @@ def test_token_ids_are_whole_numbers(engine: Engine, ids: list[int]) -> None:
         engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
 
 
+@pytest.mark.parametrize("ids", [5, {1: 2}, {1}, iter([1]), object()])
+def test_token_ids_that_are_no_list_are_refused(engine: Engine, ids: list[int]) -> None:
+    with pytest.raises(RequestError, match="input_ids must be a list"):
+        engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
+
+
 def stop_before_step(monkeypatch: pytest.MonkeyPatch, number: int) -> threading.Event:
     """Steps from that one on, the first is 0, begin when the event is set."""
     goes_on, forward, begun = threading.Event(), Runner.forward, list[None]()
