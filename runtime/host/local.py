@@ -51,6 +51,7 @@ from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.limits import Limits, TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.request import Request
+from niwaki.runtime.requests.running import WAITS_FOR_ITSELF
 from niwaki.runtime.requests.scoring import SharedBeginnings
 
 T = TypeVar("T")
@@ -346,8 +347,10 @@ class LocalBackend(Templates):
         return self._between_steps(lambda: self._core.pages.load(read_cache(path, layout)))
 
     def _between_steps(self, work: Callable[[], T]) -> T:
-        """Do it on the engine's thread, and give what it gives or raise what it raises."""
+        """Do it on the engine's thread, and give what it gives or raise what it raises. Raises RequestError there."""
         check_not_forked()
+        if threading.current_thread() is self._thread:
+            raise RequestError(WAITS_FOR_ITSELF)
         done: Pending[T] = Pending()
 
         def run() -> None:

@@ -13,6 +13,7 @@ from niwaki.runtime.api import Delta, EngineStopped, Generation, RequestError, S
 from niwaki.runtime.requests.results import Result, result_of
 
 ENGINE = "niwaki-engine"  # the name of the thread that steps
+WAITS_FOR_ITSELF = "a callback of the engine, or a type's validator, cannot wait for the engine itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Running:
         (generation,) = self.generations
         try:
             yield _grown("", [])
+            if not generation.is_done:
+                _demand_another_thread()
             for delta in generation.deltas():
                 text += delta.text
                 ids += delta.token_ids
@@ -122,8 +125,7 @@ class Running:
         is_over = threading.Event()
         self._tell_end(is_over.set)
         if self.generations and not is_over.is_set():
-            if threading.current_thread().name == ENGINE:
-                raise RequestError("a callback of the engine, or a type's validator, cannot wait for the engine itself")
+            _demand_another_thread()
             is_over.wait()
 
     def _tell_end(self, tell: Callable[[], object]) -> None:
@@ -137,6 +139,12 @@ class Running:
 
         for generation in self.generations:
             generation.add_done_callback(partial(note, generation))
+
+
+def _demand_another_thread() -> None:
+    """Raises RequestError: on the engine's own nobody can wait for it."""
+    if threading.current_thread().name == ENGINE:
+        raise RequestError(WAITS_FOR_ITSELF)
 
 
 def _grown(text: str, ids: Sequence[int]) -> Result:

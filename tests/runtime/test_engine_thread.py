@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import Cancelled, GenerationError, SamplingParams, Segment
+from niwaki.runtime.api import Cancelled, GenerationError, RequestError, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop.core import EngineCore
@@ -79,6 +79,35 @@ def test_whoever_asks_between_steps_is_told_what_failed(
     break_once(monkeypatch, KVPages, name)
     with pytest.raises(RuntimeError, match="a bug"):
         engine.backend.flush() if name == "flush" else engine.backend.outline(10)
+    goes_on(engine)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine, path: engine.flush_cache(),
+        lambda engine, path: engine.tree(),
+        lambda engine, path: engine.save_cache(path),
+        lambda engine, path: engine.load_cache(path),
+        lambda engine, path: list(engine.generate(input_ids=[5, 6], sampling_params={}, stream=True)),
+    ],
+)
+def test_a_callback_that_would_wait_for_the_engine_is_refused_and_holds_nobody_up(
+    engine: Engine, ask: Callable[[Engine, Path], object], tmp_path: Path
+) -> None:
+    told: list[Exception] = []
+    is_over = threading.Event()
+
+    def call_back() -> None:
+        try:
+            ask(engine, tmp_path / "saved")
+        except Exception as error:
+            told.append(error)
+        is_over.set()
+
+    engine.backend.start(IDS, SHORT).add_done_callback(call_back)
+    assert is_over.wait(10)
+    assert [type(error) for error in told] == [RequestError]
     goes_on(engine)
 
 
