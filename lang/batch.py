@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, Self, TypeVar
 
@@ -197,13 +198,23 @@ class Journal:
         """
         try:
             text = json.dumps({"index": self.num_done, **row}, ensure_ascii=False, allow_nan=False)
-            line = memoryview(text.encode("utf-8") + b"\n")
+            line = text.encode("utf-8") + b"\n"
         except ValueError as error:
             raise ValueError(_what_is_no_json(row, error)) from error
-        num_bytes = len(line)
+        self._append(line)
+
+    def undone(self, rows: Iterable[RowT]) -> Iterator[RowT]:
+        """Those of all rows that are to be run: those that are not written."""
+        return islice(rows, self.num_done, None)
+
+    def settle(self) -> None:
+        """All rows that were asked for are written; of the input there may be more."""
+
+    def _append(self, line: bytes) -> None:
+        rest = memoryview(line)
         try:
-            while line:
-                line = line[os.write(self._fd, line) :]
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
             self._is_unsynced = self.is_resumable
             if self.is_resumable and time.monotonic() - self._synced_at > FSYNC_SECONDS:
                 self._sync()
@@ -211,7 +222,7 @@ class Journal:
             self._cut_off_half_line()
             error.filename = str(self.path)  # else nobody is told which file it was
             raise
-        self._end += num_bytes
+        self._end += len(line)
         self.num_done += 1
 
     def finish(self) -> None:
@@ -294,6 +305,17 @@ class Journal:
             os.fsync(file.fileno())
         partial.replace(self.meta_path)
         _sync_folder(self.meta_path.parent)
+
+    def _replace(self, other: Journal) -> None:
+        """Take the name of `other`, whose sidecar says the same and whose rows, as far as they are to stay, are here.
+        A kill leaves one or the other under that name."""
+        self._sync()
+        target = other.path.resolve()  # of a link, what it leads to
+        os.fchmod(self._fd, stat.S_IMODE(target.stat().st_mode))
+        self.path.replace(target)
+        _sync_folder(target.parent)
+        self.meta_path.unlink(missing_ok=True)
+        self.path, self.meta_path = other.path, other.meta_path
 
     def _sync(self) -> None:
         os.fsync(self._fd)

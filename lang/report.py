@@ -55,17 +55,15 @@ class Tally:
     first_shortened: list[int] = field(default_factory=list)
     started_at: float = field(default_factory=time.perf_counter)
 
-    def count(self, failure: Failure | None, *, is_shortened: bool = False) -> None:
-        """Count the next record: what it failed with, or whether its row has shortened values."""
+    def count(self, number: int, failure: Failure | None, *, is_shortened: bool = False) -> None:
+        """Count the record of that number: what it failed with, or whether its row has shortened values."""
         if is_shortened:
             self.num_shortened += 1
             if self.num_shortened <= NUM_NAMED:
-                self.first_shortened.append(self.num_before + self.num_rows)
+                self.first_shortened.append(number)
         if failure is not None:
             self.num_errors += 1
-            self.first_error = (
-                self.first_error or f"record {self.num_before + self.num_rows}: {failure.type}: {failure.message}"
-            )
+            self.first_error = self.first_error or f"record {number}: {failure.type}: {failure.message}"
         self.num_rows += 1
 
     @property

@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--record-separator", metavar="STR", help="in a .txt file, records end at lines that equal STR")
     add("--column", metavar="NAME", help="give the program this field of each record as its text (not for .txt)")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
+    add("--retry-failed", action="store_true", help="run the records again that failed; the other rows stay")
     add("--deterministic", action="store_true", help="the same bits whatever else runs; slower")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
     add("--ray", type=_positive, metavar="N", help="run N engines on Ray (niwaki[ray]) and give each its share")

@@ -26,6 +26,7 @@ from niwaki.lang.program_file import JsonObject, load_program, parameters_of, pr
 from niwaki.lang.record_types import RecordTypes
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
+from niwaki.lang.retry import Retry, check_no_retry, forget_retry, num_failed, retry_path
 from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, NiwakiError
@@ -49,6 +50,7 @@ class RunOptions:
     record_separator: str | None
     column: str | None
     restart: bool
+    retry_failed: bool
     strict: bool
     trace: Path | None
     ray: int | None
@@ -68,6 +70,8 @@ def run(options: RunOptions) -> int:
     records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
     if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
         raise ConfigError(f"the output {options.output} is the input or the program; name another file")
+    if options.restart and options.retry_failed:
+        raise ConfigError("--restart runs all records again, --retry-failed those that failed: give one of them")
     if options.trace is not None and options.ray is not None:
         raise ConfigError("--trace draws what runs in this process: leave --ray out")
     if options.trace is not None:
@@ -77,29 +81,28 @@ def run(options: RunOptions) -> int:
     to_parameters = parameters_of(program, records)
     num_records = records.count()
     last = num_records if options.limit is None else min(options.limit, num_records)
-    with Journal(_journal_path(options.output), _fingerprint(options, records), restart=options.restart) as journal:
-        if journal.num_done >= last:
-            journal.begin()
+    with _journal(options, records, last) as journal:
+        num_undone = sum(1 for _ in journal.undone(range(last)))
+        if not num_undone:
+            _begin(options, journal)
+            journal.settle()
             if last == num_records:
                 journal.finish()
             _make_table(options.output, journal, last)
-            print(
-                f"nothing to do: {options.output} has all {last} records (--restart begins again)"
-                if last
-                else f"nothing to do: {options.input} holds no record"
-            )
+            print(_nothing_to_do(options, journal, last))
             return 0
         trees: dict[int, Tree] = {}
-        rows = islice(records, journal.num_done, last)
+        rows = journal.undone(islice(records, last))
         with (
             _in_process(options, program, to_parameters, records, rows, trees)
             if options.ray is None
             else _on_ray(options, options.ray, to_parameters, records, rows)
         ) as (results, usage):
-            journal.begin()
-            tally = Tally(num_before=journal.num_done, num_records=last, usage=usage)
+            _begin(options, journal)
+            tally = Tally(num_before=last - num_undone, num_records=last, usage=usage)
             try:
                 _write_rows(journal, tally, results)
+                journal.settle()
                 if options.trace is not None:
                     picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
                 if last == num_records:
@@ -114,6 +117,45 @@ def run(options: RunOptions) -> int:
             report = tally.report(options.output)
     print(report, file=sys.stdout if journal.is_resumable else sys.stderr)
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
+
+
+@contextmanager
+def _journal(options: RunOptions, records: RecordFile, last: int) -> Iterator[Journal]:
+    """Where the rows stand and go."""
+    fingerprint = _fingerprint(options, records)
+    with Journal(_journal_path(options.output), fingerprint, restart=options.restart) as journal:
+        if not options.retry_failed:
+            if not options.restart:
+                check_no_retry(journal)
+            yield journal
+        elif last < journal.num_done:
+            raise ConfigError(
+                f"{options.output} has {journal.num_done} records, and --retry-failed goes through all of them: "
+                f"give no --limit, or one of at least {journal.num_done}"
+            )
+        elif journal.is_resumable and not _has_failed(journal):
+            yield journal
+        else:
+            with Retry(journal, fingerprint) as retry:
+                yield retry
+
+
+def _begin(options: RunOptions, journal: Journal) -> None:
+    if options.restart:
+        forget_retry(journal)
+    journal.begin()
+
+
+def _has_failed(journal: Journal) -> bool:
+    return retry_path(journal.path).exists() or num_failed(journal.path, journal.num_done) > 0
+
+
+def _nothing_to_do(options: RunOptions, journal: Journal, last: int) -> str:
+    if not last:
+        return f"nothing to do: {options.input} holds no record"
+    failed = num_failed(journal.path, last) if journal.is_resumable else 0
+    some = f", {failed} of them with an error (--retry-failed runs those again)" if failed else ""
+    return f"nothing to do: {options.output} has all {last} records{some} (--restart begins again)"
 
 
 @contextmanager
@@ -230,7 +272,7 @@ def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | F
             if failure is not None:
                 journal.write({"error": asdict(failure)})
             is_shortened = not isinstance(result, Failure) and failure is None and SHORTENED in result
-            tally.count(failure, is_shortened=is_shortened)
+            tally.count(journal.num_done - 1, failure, is_shortened=is_shortened)
             progress.show()
 
 

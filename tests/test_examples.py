@@ -169,6 +169,17 @@ def test_choices_gives_a_label_and_probabilities_by_each_method(engine: Engine) 
         assert sum(probabilities) == pytest.approx(1.0)
 
 
+def test_a_letter_that_comes_late_is_labelled_by_the_second_run(engine: Engine, tmp_path: Path) -> None:
+    example = load("letters")
+    letters = [tmp_path / "monday.txt", tmp_path / "tuesday.txt"]
+    rows = [{"path": str(letter)} for letter in letters]
+    letters[0].write_text("I loved the film.\n")
+    first, second = example.label.run_batch(rows)
+    assert (first["label"], type(second)) == (" positive", FileNotFoundError)
+    letters[1].write_text("The soup was terrible.\n")
+    assert [state["label"] for state in example.label.run_batch(rows)] == [" positive", " negative"]
+
+
 def test_fields_gives_json_by_hand_and_a_typed_object(engine: Engine) -> None:
     example = load("fields")
     text = "Hello, this is Lena Fischer from Dresden, call me at 555-0147."
