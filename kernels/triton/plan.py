@@ -99,7 +99,7 @@ def lay_out(
         "token_ids": token_ids,
         "positions": positions.astype(np.int32),
         "slots": slots.astype(np.int32),
-        "table": page_table,
+        "table": page_table[:, : max(1, -(-int(length.max(initial=0)) // page_size))],  # what is read of it
         "length": length.astype(np.int32),
     }
     is_long = counts > MAX_SPLIT_TOKENS

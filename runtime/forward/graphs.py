@@ -19,7 +19,7 @@ from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.models.decoder import Decoder
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-MAX_GRAPHS = 256  # each holds some megabytes; beyond that a step goes launch by launch
+MAX_GRAPHS = 256  # each holds some megabytes; beyond that the one that was not used for longest goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,18 @@ class DecodeGraphs:
     def forward(
         self, arrays: Mapping[str, Int32s], shape: BatchShape, drawn: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Logits float32 [tokens, vocab] of a batch of single tokens, good until the next step; None for one that no
-        graph is kept for. `drawn`: the tokens, on the device, in place of those in `arrays`."""
+        """Logits float32 [tokens, vocab] of a batch of single tokens, good until the next step; None for one of more
+        rows than graphs are for. `drawn`: the tokens, on the device, in place of those in `arrays`."""
         rows = next((rows for rows in ROWS if rows >= shape.num_tokens), None)
         if rows is None:
             return None
         filled, filled_shape = padded(arrays, shape, rows)
-        recorded = self._recorded.get(filled_shape)
+        recorded = self._recorded.pop(filled_shape, None)
         if recorded is None:
-            if len(self._recorded) >= MAX_GRAPHS:
-                return None
-            recorded = self._recorded[filled_shape] = self._record(filled, filled_shape)
+            if len(self._recorded) >= MAX_GRAPHS:  # the one whose last step is longest over
+                del self._recorded[next(iter(self._recorded))]
+            recorded = self._record(filled, filled_shape)
+        self._recorded[filled_shape] = recorded  # behind all others
         recorded.has_copied.synchronize()
         recorded.host.copy_(torch.from_numpy(packed(filled)))
         recorded.inputs.copy_(recorded.host, non_blocking=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -39,8 +40,11 @@ from niwaki.runtime.models.projection import Source
 from niwaki.runtime.models.weights import expected_tensors
 
 if TYPE_CHECKING:
+    from niwaki.kernels.triton.plan import BatchShape
     from niwaki.runtime.forward.graphs import DecodeGraphs
     from niwaki.runtime.forward.pieces import PieceGraphs
+
+log = logging.getLogger("niwaki.engine")
 
 # Multiply-adds of a step below which torch is held to one thread: 20 to 40 ms of work. Its threads wait for each other
 # actively, so on a machine that also does something else each of a step's 50 products may lose a time slice of 8 ms.
@@ -342,20 +346,32 @@ class Runner:
             group=self.config.num_heads // self.config.num_kv_heads,
             shares=self._shares,
         )
-        if self._graphs is not None and batch.wanted is None and plan.num_tokens == len(spans):
-            with torch.inference_mode():
-                logits = self._graphs.forward(arrays, shape, batch.drawn)
-            if logits is not None:
-                return logits
-        if self._pieces is not None:
-            with torch.inference_mode():
-                logits = self._pieces.forward(arrays, shape, batch.wanted, batch.drawn)
-            if logits is not None:
-                return logits
+        logits = self._forward_recorded(batch, arrays, shape)
+        if logits is not None:
+            return logits
         half = plan_in(on_device(packed(arrays), self._device), shape)
         if batch.drawn is not None:
             half.token_ids.copy_(batch.drawn)
         return self._model.forward(half.token_ids, replace(plan, on_device=half), batch.wanted)
+
+    def _forward_recorded(self, batch: Batch, arrays: Mapping[str, Int32s], shape: BatchShape) -> torch.Tensor | None:
+        """The step through CUDA graphs; None for one that there are none for, or none can be recorded."""
+        logits = None
+        if self._graphs is not None and batch.wanted is None and len(batch.token_ids) == len(batch.spans):
+            try:
+                with torch.inference_mode():
+                    logits = self._graphs.forward(arrays, shape, batch.drawn)
+            except RuntimeError as error:
+                self._graphs = None
+                _tell_given_up("steps of single tokens", error)
+        if logits is None and self._pieces is not None:
+            try:
+                with torch.inference_mode():
+                    logits = self._pieces.forward(arrays, shape, batch.wanted, batch.drawn)
+            except RuntimeError as error:
+                self._pieces = None
+                _tell_given_up("steps of few tokens", error)
+        return logits
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Carry out copies on write, in order, in all layers."""
@@ -372,6 +388,11 @@ class Runner:
     def write_pages(self, page_ids: Sequence[int], contents: Iterable[npt.NDArray[np.uint8]]) -> int:
         """Put back what `read_pages` gave, of this model in this dtype. Returns how many pages that were."""
         return self._model.write_pages(page_ids, contents)
+
+
+def _tell_given_up(steps: str, error: RuntimeError) -> None:
+    """What cannot be recorded can be launched. A device that is lost says so again when that is tried."""
+    log.warning("no CUDA graphs for %s any more, which take longer now: %s", steps, error, exc_info=error)
 
 
 class OneTorchThread:

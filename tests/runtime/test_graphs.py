@@ -14,8 +14,11 @@ import torch
 pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels cannot run
 
 from niwaki.kernels.plan import make_plan
+from niwaki.kernels.segments import Int32s
 from niwaki.kernels.triton.launch import is_interpreted
 from niwaki.kernels.triton.ops import TritonOps
+from niwaki.kernels.triton.plan import BatchShape, lay_out
+from niwaki.runtime.forward import graphs
 from niwaki.runtime.forward.graphs import DecodeGraphs
 from niwaki.runtime.forward.recording import Recorder
 from niwaki.runtime.forward.runner import Batch, Row, Runner
@@ -238,5 +241,61 @@ def test_what_would_wait_cannot_be_recorded(graphed: Make) -> None:
             return logits.clamp(max=logits.max().item())
 
     told.model = Waiting()
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing: item"):
-        runner.forward(rows_of(0, 2))
+    assert runner._graphs is not None
+    arrays, shape = laid_out(rows_of(0, 2))
+    refused = pytest.raises(RuntimeError, match="not permitted when stream is capturing: item")
+    with refused, torch.inference_mode():
+        runner._graphs.forward(arrays, shape)
+
+
+def test_what_cannot_be_recorded_is_launched_and_told_once(graphed: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A model whose steps CUDA refuses to record answers all the same."""
+    runner, told = graphed(SMALL)
+    plain = Runner.random(SMALL, num_pages=PAGES, ops=TritonOps())
+    model = told.model
+
+    class Waiting(Decoder):
+        def __init__(self) -> None: ...
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            logits = model.forward(*args, **kwargs)
+            logits.max().item()
+            return logits
+
+    told.model = runner._model = Waiting()
+    for step in range(2):
+        assert torch.allclose(runner.forward(rows_of(step, 2)), plain.forward(rows_of(step, 2)), atol=1e-5)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("no CUDA graphs for steps of single tokens any more, which take longer now: operation not")
+    assert "replay" not in told.done
+
+
+def test_pages_that_are_held_and_not_reached_yet_make_no_other_graph(graphed: Make) -> None:
+    """A table has columns to spare; how many, a batch that has just begun and one that goes on do not agree upon."""
+    runner, happened = graphed(SMALL)
+    for pages in (2, 3, 24):
+        runner.forward([Row(np.array([5], np.int32), 20, range(pages))])
+    arrays, _ = laid_out([Row(np.array([5], np.int32), 20, range(24))])
+    assert arrays["table"].shape == (1, 2)
+    assert happened.done.count("capture") == 1
+
+
+def test_of_too_many_graphs_the_one_that_was_not_used_for_longest_goes(
+    graphed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    runner, happened = graphed(SMALL)
+    for count, num_recorded in ((1, 1), (2, 2), (1, 2), (4, 3), (1, 3), (2, 4), (4, 5)):
+        runner.forward(rows_of(0, count, 6))
+        assert happened.done.count("capture") == num_recorded
+        assert happened.done[-1] == "replay"
+
+
+def laid_out(rows: list[Row]) -> tuple[dict[str, Int32s], BatchShape]:
+    """A batch of these single tokens, as the runner hands it to its graphs."""
+    batch = Batch.of(rows)
+    plan = make_plan(batch.spans, page_size=16, num_pages=PAGES)
+    return lay_out(
+        batch.spans.starts, batch.spans.counts, plan.page_table, batch.token_ids, plan.positions, plan.slots,
+        page_size=16, group=2,
+    )  # fmt: skip
