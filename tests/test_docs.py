@@ -218,6 +218,16 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_tables_are_whole(page: Path) -> None:
+    """Each has its head, the line below it and as many cells in each row; an empty line would cut it in two."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`", "", row) for row in table.splitlines()]
+        assert re.match(r".*\n\|(?:[ :-]+\|)+$", table, re.MULTILINE), f"no head: {table}"
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, f"another number of cells: {table}"
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_and_file_that_a_page_names_is_there(page: Path) -> None:
     text = page.read_text("utf-8")
