@@ -54,7 +54,7 @@ class Replica:
                 is_over = any(isinstance(report, LAST) for report in reports)
                 yield msgspec.msgpack.encode(reports)
         finally:
-            self._answers.close(order.id)
+            self._answers.close(order.id, answer)
             self._orders.take(frames.Cancel(order.id))
             if isinstance(order, frames.Start | frames.Weigh):
                 self._orders.take(frames.Close(order.branch))
@@ -103,8 +103,10 @@ class Answers:
         answer = self._open[order_id] = Answer()
         return answer
 
-    def close(self, order_id: int) -> None:
-        del self._open[order_id]
+    def close(self, order_id: int, answer: Answer) -> None:
+        """Whoever asked the same once more, as it took the replica for lost, has an answer of its own by then."""
+        if self._open.get(order_id) is answer:
+            del self._open[order_id]
 
     def post(self, message: Report, *, flush: bool = True) -> None:
         if isinstance(message, frames.Loaded | frames.Beat):
@@ -167,9 +169,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes have n
     ) -> list[list[RunningReplica]]:
         marks = _marks(pending_request)
         by_name = {_name(replica.replica_id): replica for replica in candidate_replicas}
-        ranked = [name for name in self._routing.ranked(marks) if name in by_name]
-        self._routing.send(ranked[0], marks)
-        return [[by_name[name]] for name in ranked]
+        return [[by_name[name]] for name in self._routing.choose(by_name, marks)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
         name, marks = _name(replica_id), _marks(pending_request)

@@ -80,6 +80,15 @@ class Routing:
 
         return sorted(self._replicas, key=price)
 
+    def choose(self, names: Collection[str], marks: Sequence[bytes]) -> list[str]:
+        """Those of `names` in the order in which they are to be asked; the first is taken to get the prompt. Who is not
+        known yet comes last. None where none is to be had."""
+        known = [name for name in self.ranked(marks) if name in names]
+        chosen = known + sorted(set(names).difference(known))
+        if chosen:
+            self.send(chosen[0], marks)
+        return chosen
+
     def send(self, name: str, marks: Iterable[bytes]) -> None:
         """A prompt goes to a replica: others that begin like it should follow at once."""
         replica = self._replicas.get(name)

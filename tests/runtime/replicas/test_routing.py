@@ -27,6 +27,18 @@ def test_a_request_follows_the_longest_prefix_that_a_summary_tells_of() -> None:
     assert two.ranked(LONG[:4])[0] == "a"  # both have it all; the one that holds less has more room
 
 
+def test_only_those_are_chosen_among_who_are_to_be_had_and_maybe_nobody() -> None:
+    two = routing("a", "b")
+    two.hold("b", LONG)
+    assert two.choose({"a", "b"}, LONG) == ["b", "a"]
+    assert two.choose({"a"}, LONG) == ["a"]
+    assert two.ranked(LONG)[0] == "a", "which is taken to have it, too, and has more room"
+    assert two.choose({"c", "a"}, LONG) == ["a", "c"], "the new one comes last"
+    assert two.choose({"c"}, LONG) == ["c"]
+    assert two.choose((), LONG) == []
+    assert routing().choose((), ()) == []
+
+
 def test_what_was_just_sent_counts_until_a_later_summary_could_have_told_of_it() -> None:
     two = routing("a", "b")
     two.send("b", LONG)
