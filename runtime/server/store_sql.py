@@ -17,6 +17,9 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.server.store import Conflict, Json, Session, StoreFailed, Turn
 
 BUSY_SECONDS = 10.0  # how long SQLite waits for another process that writes
+# Of PostgreSQL's client, where the URL says nothing else: that a machine is gone without a word is noticed, as Redis's
+# is. By itself the client waits 130 s to connect, and the system a quarter of an hour for an answer.
+WAITS = {"connect_timeout": 10, "tcp_user_timeout": 10_000, "keepalives_idle": 30, "keepalives_interval": 10}
 _TURNS_LOCK = 0x6E697761  # a number of our own among the database's locks
 NUL = "\0"  # in no id; PostgreSQL does not take it for a text, and what a client asks for may hold it
 PRIVATE = 0o600  # the file's mode: conversations are nobody else's
@@ -88,7 +91,8 @@ class SqlStore:
                 self._engine = _sqlite(parsed)
             else:
                 parsed = parsed.set(drivername="postgresql+psycopg")
-                self._engine = sa.create_engine(parsed, pool_pre_ping=True)
+                waits = {name: value for name, value in WAITS.items() if name not in parsed.query}
+                self._engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=waits)
             _tables.create_all(self._engine)
         except (sa.exc.SQLAlchemyError, OSError) as error:
             where = error.orig if isinstance(error, sa.exc.DBAPIError) else error

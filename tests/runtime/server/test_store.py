@@ -380,6 +380,24 @@ def test_a_store_that_cannot_be_is_refused(wrong: str) -> None:
         open_store(wrong)
 
 
+def test_a_postgresql_that_is_gone_without_a_word_is_waited_for_as_long_as_its_url_says_or_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, int]] = []
+
+    def create(url: sa.URL, *, connect_args: dict[str, int], **options: object) -> None:
+        asked.append(connect_args)
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(sa, "create_engine", create)
+    for url in ("postgresql://me@far/turns", "postgresql://me@far/turns?connect_timeout=3"):
+        with pytest.raises(ConfigError, match="nobody is there"):
+            SqlStore(url)
+    first, second = asked
+    assert (first["connect_timeout"], first["tcp_user_timeout"]) == (10, 10_000)
+    assert second == {name: value for name, value in first.items() if name != "connect_timeout"}
+
+
 def test_a_full_redis_is_told_and_nothing_of_a_turn_is_there(redis: str) -> None:
     store = RedisStore(redis)
     session, turns = grown(store, begun(store), 2)
