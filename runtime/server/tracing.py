@@ -5,6 +5,8 @@ A span holds names, counts and times, never a prompt, an answer or a key.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 SERVICE = "niwaki"
+CLOSING_SECONDS = 1.0  # for the last spans: a collector that does not answer holds up no end
 
 
 class Tracing:
@@ -26,7 +29,10 @@ class Tracing:
             from opentelemetry.sdk.resources import Resource  # heavy, and an extra
             from opentelemetry.sdk.trace import TracerProvider
 
-            self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
+            # It warns of each header that it cannot read, and quotes it: what clients write belongs in no log.
+            logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
+            resource = Resource.create({"service.name": SERVICE})
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
             self._provider.add_span_processor(processor)
 
     @classmethod
@@ -72,9 +78,11 @@ class Tracing:
         return end
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send what was not sent yet, as far as that takes no longer than CLOSING_SECONDS."""
         if self._provider is not None:
-            self._provider.shutdown()
+            sending = threading.Thread(target=self._provider.shutdown, name="niwaki-spans", daemon=True)
+            sending.start()
+            sending.join(CLOSING_SECONDS)
 
 
 def _nothing(status: int, request_id: str) -> None:
