@@ -21,7 +21,9 @@ from niwaki.lang.remote_wire import (
     Json,
     as_int,
     as_list,
+    as_number,
     as_object,
+    as_told,
     delta_of,
     error_of,
     output_of,
@@ -152,7 +154,7 @@ class RuntimeEndpoint:
         return str(self._link.call("POST", "/backend/render", body)["text"])
 
     def usage(self) -> Mapping[str, float]:
-        return {name: float(str(value)) for name, value in self._link.call("GET", "/backend/usage").items()}
+        return {name: as_number(value) for name, value in self._link.call("GET", "/backend/usage").items()}
 
     def run_script(self, script: Script) -> RemoteBranch:
         """One request for all of the script. Raises UnsupportedByBackend: a call of it cannot be sent to a server."""
@@ -225,7 +227,7 @@ class RuntimeEndpoint:
             ended = EngineStopped(f"{self!r} closed the connection before the generation ended")
             generation.fail(ended)  # nothing, when the result was there
         except Exception as error:  # whoever waits must be told, whatever it was
-            generation.fail(error)
+            generation.fail(as_told(error))
 
     def _listen(self, branch_id: str) -> None:
         with suppress(NiwakiError):  # the generation is over; or it fails, and tells why itself
@@ -236,7 +238,7 @@ class RuntimeEndpoint:
             (told,) = self.events(call, path, body)
             pending.succeed(tuple(score_of(as_object(one)) for one in as_list(told["scores"])))
         except Exception as error:  # whoever waits must be told, whatever it was
-            pending.fail(error)
+            pending.fail(as_told(error))
 
     def _own(self, branch: Branch) -> RemoteBranch:
         if not isinstance(branch, RemoteBranch) or branch.endpoint is not self:

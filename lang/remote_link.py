@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
-from niwaki.lang.remote_wire import Json, as_object, error_at
+from niwaki.lang.remote_wire import Json, error_at, read_object
 from niwaki.runtime.api import Cancelled, ConfigError, EngineStopped, NiwakiError, TimedOut
 
 # A connection on which nothing came for 60 s is asked whether the other end is there, and is lost 30 s later.
@@ -100,7 +100,7 @@ class ServerLink:
         if response.status != 200:
             raise error_at(response.status, content)
         is_json = response.headers.get_content_type() == "application/json"
-        return as_object(json.loads(content)) if is_json else {}
+        return read_object(content if is_json else b"{}")
 
     def events(self, call: LongCall, path: str, body: Json) -> Iterator[Json]:
         """Post, and give the events of the answer, or the one object that it is, as they come.
@@ -115,13 +115,13 @@ class ServerLink:
                 if response.status != 200:
                     raise error_at(response.status, response.read())
                 if response.headers.get_content_type() == "application/json":
-                    yield as_object(json.loads(response.read()))
+                    yield read_object(response.read())
                 else:
                     if call.begun is not None:
                         call.begun()
                     for line in response:
                         if line.startswith(b"data: "):
-                            yield as_object(json.loads(line[6:]))
+                            yield read_object(line[6:])
             call.end()
             self._keep(connection)
             connection = None

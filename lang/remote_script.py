@@ -14,11 +14,13 @@ from niwaki.lang.remote_wire import (
     as_int,
     as_list,
     as_object,
+    as_told,
     error_of,
     ids_of,
     output_of,
     params_json,
     score_of,
+    unexpected,
 )
 from niwaki.runtime.api import Cancelled, EngineStopped, Generation, Pending, SamplingParams, Score, Segment
 from niwaki.runtime.api.script import Choose, Generate, Op, Part, Say, Script, Split
@@ -84,7 +86,7 @@ class ScriptRun:
                 self._take(event)
             error: Exception = EngineStopped(f"{self.endpoint!r} closed the connection before the script ended")
         except Exception as failed:  # whoever waits must be told, whatever it was
-            error = failed
+            error = as_told(failed)
         self.ended.fail(error)  # this and the next: nothing, where it was there
         self._has_begun.succeed(None)
         for result in self._results.values():
@@ -101,6 +103,8 @@ class ScriptRun:
             raise error_of(500, event)
         else:
             call = as_int(event["call"])
+            if call not in self._results:
+                raise unexpected(f"there is no call {call}")
             result = self._results[call]
             if "error" in event:
                 result.fail(error_of(as_int(event["status"]), event))

@@ -73,10 +73,34 @@ def _constraint(constraint: Constraint) -> Json:
             raise UnsupportedByBackend(f"a {type(constraint).__name__} constraint cannot be sent to a server yet")
 
 
+class _Object(dict[str, object]):
+    """A JSON object of a server. Raises GenerationError for a field that is not there."""
+
+    def __missing__(self, name: str) -> object:
+        raise unexpected(f"it has no {name!r}")
+
+
+def read_object(content: bytes) -> Json:
+    """Raises GenerationError: it is no JSON object."""
+    try:
+        return as_object(json.loads(content, object_hook=_Object))
+    except (ValueError, RecursionError) as error:
+        raise unexpected(f"{type(error).__name__}: {error}") from None
+
+
+def unexpected(what: str) -> GenerationError:
+    return GenerationError(f"the server answered with something that no niwaki server says: {what}")
+
+
+def as_told(error: Exception) -> NiwakiError:
+    """What went wrong while an answer was read."""
+    return error if isinstance(error, NiwakiError) else unexpected(f"{type(error).__name__}: {error}")
+
+
 def error_at(status: int, content: bytes) -> NiwakiError:
     try:
-        return error_of(status, as_object(json.loads(content)))
-    except (ValueError, KeyError, TypeError):
+        return error_of(status, read_object(content))
+    except GenerationError:
         return GenerationError(f"the server answered {status} with something that no niwaki server says")
 
 
@@ -149,17 +173,23 @@ def ids_of(told: object) -> tuple[int, ...]:
 
 def as_int(told: object) -> int:
     if not isinstance(told, int):
-        raise TypeError(f"expected a whole number, got {told!r}")
+        raise unexpected(f"expected a whole number, got {told!r:.80}")
     return told
+
+
+def as_number(told: object) -> float:
+    if not isinstance(told, int | float):
+        raise unexpected(f"expected a number, got {told!r:.80}")
+    return float(told)
 
 
 def as_list(told: object) -> list[object]:
     if not isinstance(told, list):
-        raise TypeError(f"expected a list, got {told!r}")
+        raise unexpected(f"expected a list, got {told!r:.80}")
     return told
 
 
 def as_object(told: object) -> Json:
     if not isinstance(told, dict):
-        raise TypeError(f"expected an object, got {told!r}")
+        raise unexpected(f"expected an object, got {told!r:.80}")
     return told
