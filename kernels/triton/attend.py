@@ -8,7 +8,7 @@ import torch
 
 from niwaki.kernels.rule import AttentionRule
 from niwaki.kernels.triton.paged_attention import paged_attention
-from niwaki.kernels.triton.plan import SPLIT, DevicePlan
+from niwaki.kernels.triton.plan import PARTED_SPLIT, SPLIT, DevicePlan
 from niwaki.kernels.triton.tree_attention import tree_attention
 
 
@@ -29,5 +29,7 @@ class AttentionCall:
             tree_attention(*operands, plan.positions, plan.tree, self.out, self.rule)
         for rows in plan.split:
             paged_attention(*operands, plan.length, rows, self.out, self.rule, split=SPLIT)
+        for rows in plan.parted:
+            paged_attention(*operands, plan.length, rows, self.out, self.rule, split=PARTED_SPLIT)
         for rows in plan.whole:
             paged_attention(*operands, plan.length, rows, self.out, self.rule)

@@ -9,17 +9,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.operand import Operand
 from niwaki.kernels.paged_decode import paged_decode_attention_torch
-from niwaki.kernels.rule import AttentionRule
+from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
+from niwaki.kernels.triton.attend import AttentionCall
 from niwaki.kernels.triton.case import PAGE, Case, Run, Size, randn, tolerance_of
 from niwaki.kernels.triton.paged_attention import paged_attention
 from niwaki.kernels.triton.peers import decode_peers, made_late, prefill_peers
-from niwaki.kernels.triton.plan import SPLIT, DevicePlan, device_plan
+from niwaki.kernels.triton.plan import PARTED_SPLIT, SPLIT, DevicePlan, device_plan
 from niwaki.kernels.triton.tree_attention import tree_attention
 
 FLEX = "FlexAttention"
 SLOW_PEERS = (FLEX,)  # torch compiles for half a minute
 WINDOW, SINKS = "decode, window and cap", "decode, chunk and sinks"
+TURN = "next turn"
 
 
 class Cache:
@@ -65,9 +67,11 @@ class Cache:
     def reference(self) -> torch.Tensor:
         q, keys, values = self.dense()
         out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
+        count, length = q.shape[2], keys.shape[2]
+        seen = torch.ones(count, length, dtype=torch.bool, device=self.device).tril(length - count) if count > 1 else None
         for row in range(len(q)):  # row by row: float32 copies of everything would not fit
             one, its_keys, its_values = (tensor[row : row + 1].float() for tensor in (q, keys, values))
-            mixed = scaled_dot_product_attention(one, its_keys, its_values, is_causal=q.shape[2] > 1, enable_gqa=True)
+            mixed = scaled_dot_product_attention(one, its_keys, its_values, attn_mask=seen, enable_gqa=True)
             out[row] = mixed[0]
         return out.transpose(1, 2).reshape(self.q.shape)
 
@@ -83,14 +87,34 @@ def flat(cache: Cache, plan: DevicePlan, small: tuple[torch.Tensor, ...] = ()) -
 
     def run() -> torch.Tensor:
         k_pool, v_pool = small or (cache.k_pool, cache.v_pool)
-        operands = cache.q, k_pool, v_pool, plan.page_table, plan.length
-        for rows in plan.split:
-            paged_attention(*operands, rows, out, split=SPLIT)
-        for rows in plan.whole:
-            paged_attention(*operands, rows, out)
+        AttentionCall(cache.q, k_pool, v_pool, out, PLAIN).launch(plan)
         return out
 
     return run
+
+
+def turn_case(size: Size, device: torch.device, dtype: torch.dtype) -> Case:
+    """What a conversation goes on with, behind what was said before."""
+    count, start = 64, max(8 * size.keys, 2 * PARTED_SPLIT - 100)
+    cache = Cache(size, [start], [count], device, dtype)
+    plan, out = cache.plan(shares=False), torch.empty_like(cache.q)
+    (rows,) = plan.parted
+    operands = cache.q, cache.k_pool, cache.v_pool, plan.page_table, plan.length, rows
+
+    def in_one_part() -> torch.Tensor:
+        paged_attention(*operands, out)
+        return out
+
+    return Case(
+        TURN,
+        f"{count} tokens behind {start}, {size.heads}/{size.kv_heads} x {size.head_dim}",
+        flat(cache, plan),
+        cache.reference,
+        tolerance_of(dtype),
+        num_bytes=2 * (start + count) * size.kv_heads * size.head_dim * dtype.itemsize,
+        operations=4 * size.heads * size.head_dim * count * (start + count / 2),
+        peers={"in one part": in_one_part},
+    )
 
 
 def decode_case(size: Size, device: torch.device, dtype: torch.dtype, kind: str = "auto") -> Case:

@@ -14,11 +14,13 @@ from niwaki.kernels.silu_mul import silu_mul_torch
 from niwaki.kernels.small_kv import KINDS
 from niwaki.kernels.triton.attention_cases import (
     SINKS,
+    TURN,
     WINDOW,
     decode_case,
     decode_name,
     prefill_case,
     tree_case,
+    turn_case,
     window_case,
 )
 from niwaki.kernels.triton.case import COMPILED, HEADS, Maker, Size
@@ -46,6 +48,7 @@ def cases(size: Size, device: torch.device, dtype: torch.dtype, only: str = "") 
         WINDOW: lambda: window_case(size, device, dtype, WINDOW),
         SINKS: lambda: window_case(size, device, dtype, SINKS),
         "prefill": lambda: prefill_case(size, device, dtype),
+        TURN: lambda: turn_case(size, device, dtype),
         "tree decode": lambda: tree_case(size, device, dtype),
         "residual + RMSNorm": lambda: norm_case(size, device, dtype),
         "head norm": lambda: head_norm_case(size, device, dtype),
@@ -77,6 +80,11 @@ def wide_cases(device: torch.device, only: str = "") -> dict[str, Maker]:
     makers: dict[str, Maker] = {}
     for size, dtype in product(sizes, (torch.bfloat16, torch.float32)):
         about = f"{size.heads}/{size.kv_heads} x {size.head_dim}, {str(dtype).removeprefix('torch.')}"
-        for name, make in (("decode", decode_case), ("prefill", prefill_case), ("tree decode", tree_case)):
+        for name, make in (
+            ("decode", decode_case),
+            ("prefill", prefill_case),
+            (TURN, turn_case),
+            ("tree decode", tree_case),
+        ):
             makers[f"{name}, {about}"] = partial(make, size, device, dtype)
     return {name: make for name, make in makers.items() if only in name}

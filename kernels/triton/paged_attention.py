@@ -38,7 +38,7 @@ from niwaki.kernels.triton.merge import checked_sinks, merge_parts
 from niwaki.kernels.triton.small import check_pool, numbers_of, scale_at, scales_of
 from niwaki.kernels.triton.tuning import Tuning, tuning_for
 
-MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split
+MAX_SPLIT_TOKENS = 16  # rows of at most so many new tokens have their keys split into small parts
 # Of a launch; a token has as many parts as the longest row. With 32 heads of 128 channels so many take 270 MB, and are
 # far more work than a GPU has places for.
 MAX_PARTS = 1 << 14
@@ -86,7 +86,8 @@ def paged_attention(
     sinks = checked_sinks(name, rule.sinks, q)
     group = heads // kv_heads
     one_each = rows.num_tokens == len(rows.row)
-    kind = "decode" if one_each else "split" if split else "prefill"
+    has_few = rows.num_tokens <= MAX_SPLIT_TOKENS * len(rows.row)
+    kind = "decode" if one_each else "split" if split and has_few else "prefill"
     chosen = tuning or tuning_for(kind, device, head_dim=head_dim, group=group, bits=8 * k_pool.element_size())
     block_m = block_of(group, 16) if one_each else max(chosen.block_m, block_of(group, 16))
     tile = 1 if one_each else block_m // group

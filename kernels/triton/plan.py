@@ -1,8 +1,8 @@
 """One step's batch in device memory: what `AttentionPlan` holds for the CPU, laid out for the kernels.
 
 Everything is int32 and travels in one buffer, one copy a step. Rows are sorted by how they are computed, each by its
-own length alone: single tokens and short rows with their keys split, long rows without; or, where rows share pages,
-singles and short rows as a tree. A row of length 0 and a slot below 0 stand for nothing: they fill a batch up to the
+own length alone: single tokens and short rows with their keys split, longer ones behind many keys with these in larger
+parts, others without; or, where rows share pages, singles and short rows as a tree. A row of length 0 and a slot below 0 stand for nothing: they fill a batch up to the
 size of a CUDA graph.
 """
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 MIN_PADDED_KEYS = 512  # shorter batches share the graph of this length
 SPLIT = 512  # keys of a part: at 64 to 256 channels its result is below 2 % of the bytes that were read for it
+# A row of some tokens is a block or two of queries for each kv head: too few to keep a GPU busy over long texts, as
+# the next turn of a conversation has them before it. Of 128 channels what a block of 128 queries writes and reads
+# again for a part of so many keys is a quarter of the bytes that it reads of them.
+PARTED_SPLIT = 1024
+MAX_PARTED_TOKENS = 256  # longer rows are blocks enough by themselves
 
 # Nanoseconds on an H200 of one layer's attention, from bytes over 4.3 TB/s and operations over 400 TFLOP/s at 8 kv
 # heads of 128 in bfloat16: by arithmetic, not measured.
@@ -43,6 +48,7 @@ class DevicePlan:
     page_table: torch.Tensor  # [rows, widest]
     length: torch.Tensor  # [rows] keys, the new ones included
     split: tuple[RaggedRows, ...]  # rows whose keys are split: singles, short rows
+    parted: tuple[RaggedRows, ...]  # rows whose keys are cut into larger parts
     whole: tuple[RaggedRows, ...]  # long rows
     tree: TreeItems | None  # instead of `split`
     put_off: Callable[[AttentionCall], None] | None = None  # is given each attention, which then is not launched
@@ -106,14 +112,15 @@ def lay_out(
     kinds = {
         "single": np.flatnonzero(counts == 1),
         "short": np.flatnonzero((counts > 1) & ~is_long),
-        "long": np.flatnonzero(is_long),
     }
+    of_long = _long_kinds(is_long, counts, length)
+    kinds |= of_long
     num_parts = 0
     segments = _shared(page_table, starts, counts, page_size) if shares and len(counts) > 1 else None
     if segments is not None:
         tree, num_parts = tree_arrays(segments, starts, counts, firsts, ~is_long, page_size, group)
         arrays |= tree
-        kinds = {"long": kinds["long"]}
+        kinds = of_long
     longest = []
     for kind, rows in kinds.items():
         if len(rows):
@@ -122,6 +129,11 @@ def lay_out(
             arrays[f"{kind}.token"] = _tokens_of(firsts[rows], counts[rows])
             longest.append((kind, int(length[rows].max())))
     return arrays, BatchShape(len(positions), group, tuple(longest), num_parts, sizes_of(arrays))
+
+
+def _long_kinds(is_long: npt.NDArray[np.bool_], counts: Int64s, length: Int64s) -> dict[str, Int64s]:
+    is_parted = is_long & (counts <= MAX_PARTED_TOKENS) & (length > PARTED_SPLIT)
+    return {"parted": np.flatnonzero(is_parted), "long": np.flatnonzero(is_long & ~is_parted)}
 
 
 def plan_in(buffer: torch.Tensor, shape: BatchShape) -> DevicePlan:
@@ -141,6 +153,7 @@ def plan_in(buffer: torch.Tensor, shape: BatchShape) -> DevicePlan:
         page_table=arrays["table"],
         length=arrays["length"],
         split=tuple(rows[kind] for kind in ("single", "short") if kind in rows),
+        parted=(rows["parted"],) if "parted" in rows else (),
         whole=(rows["long"],) if "long" in rows else (),
         tree=tree_items(arrays, shape.num_parts, shape.group) if shape.num_parts else None,
     )

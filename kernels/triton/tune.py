@@ -105,7 +105,7 @@ def attention_runs(
     else:
         cache = Cache(size, [0, 0], [size.prompt] * 2, device, dtype)
     plan = cache.plan(shares=False)
-    rows, split = (plan.split[0], SPLIT) if kind == "decode" else ((*plan.split, *plan.whole)[0], 0)
+    rows, split = (plan.split[0], SPLIT) if kind == "decode" else ((*plan.split, *plan.parted, *plan.whole)[0], 0)
     out = torch.empty_like(cache.q)
     k_pool, v_pool = (
         pool if kv_dtype == "auto" else narrowed_torch(pool, KINDS[kv_dtype]) for pool in (cache.k_pool, cache.v_pool)

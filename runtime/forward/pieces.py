@@ -105,6 +105,6 @@ class PieceGraphs:
         """Over these inputs, but for the attentions, of which it tells."""
         ids, positions, slots = inputs.view(3, -1).unbind()
         none = ids[:0]
-        half = DevicePlan(len(ids), ids, positions, slots, none.view(0, 0), none, (), (), None, put_off)
+        half = DevicePlan(len(ids), ids, positions, slots, none.view(0, 0), none, (), (), (), None, put_off)
         plan = replace(self._blank, num_tokens=len(ids), on_device=half)
         return self._model.forward(ids, plan, None, out=out)

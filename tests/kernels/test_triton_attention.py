@@ -15,6 +15,7 @@ from niwaki.kernels.paged_decode import paged_decode_attention_torch
 from niwaki.kernels.rule import NO_WINDOW, PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s, Segments
 from niwaki.kernels.small_kv import KINDS, narrowed_torch, widened_torch
+from niwaki.kernels.triton import attend
 from niwaki.kernels.triton import paged_attention as paged
 from niwaki.kernels.triton import plan as plans
 from niwaki.kernels.triton.attend import AttentionCall
@@ -329,6 +330,34 @@ def test_a_plan_sorts_rows_by_their_own_length_and_shares_where_it_pays() -> Non
     assert not shared.split
     assert shared.tree.shared.key.tolist()[0][1:3] == [0, 512]
     assert shared.tree.bounds.tolist() == list(range(0, 49, 3))
+
+
+def test_rows_of_some_tokens_behind_many_keys_have_them_cut_into_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of queries alone keeps one multiprocessor of a GPU busy, while it reads a long text from end to end."""
+    monkeypatch.setattr(plans, "PARTED_SPLIT", 128)
+    monkeypatch.setattr(attend, "PARTED_SPLIT", 128)
+    batch = Batch([(250, 17), (5, 1), (100, 20), (130, 40), (129, 3)])
+    grids: list[tuple[int, ...]] = []
+
+    def noted(kernel: object, grid: tuple[int, ...], *args: object, **meta: object) -> None:
+        grids.append(grid)
+        launch(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(paged, "launch", noted)
+    plan, out = batch.plan(), batch.out()
+    assert [rows.row.tolist() for rows in plan.split] == [[1], [4]]
+    assert [rows.row.tolist() for rows in plan.parted] == [[0, 3]]
+    assert [rows.row.tolist() for rows in plan.whole] == [[2]]
+    AttentionCall(batch.q, batch.k_pool, batch.v_pool, out, PLAIN).launch(plan)
+    assert_close(out, batch.expected(), 20)
+    assert grids[2][2] == 3, "267 keys"
+    window = AttentionRule(window=100)
+    AttentionCall(batch.q, batch.k_pool, batch.v_pool, out, window).launch(plan)
+    assert_close(out, batch.expected(window), 20)
+    alone = Batch([(250, 17)]).plan()
+    assert alone.parted[0].row.tolist() == [0], "whatever stands beside it"
+    monkeypatch.setattr(plans, "MAX_PARTED_TOKENS", 39)
+    assert [rows.row.tolist() for rows in batch.plan().whole] == [[2, 3]]
 
 
 @pytest.mark.parametrize("shares", [False, True])
