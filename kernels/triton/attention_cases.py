@@ -68,7 +68,8 @@ class Cache:
         q, keys, values = self.dense()
         out = torch.empty(q.shape, dtype=torch.float32, device=self.device)
         count, length = q.shape[2], keys.shape[2]
-        seen = torch.ones(count, length, dtype=torch.bool, device=self.device).tril(length - count) if count > 1 else None
+        everything = torch.ones(count, length, dtype=torch.bool, device=self.device)
+        seen = everything.tril(length - count) if count > 1 else None
         for row in range(len(q)):  # row by row: float32 copies of everything would not fit
             one, its_keys, its_values = (tensor[row : row + 1].float() for tensor in (q, keys, values))
             mixed = scaled_dot_product_attention(one, its_keys, its_values, attn_mask=seen, enable_gqa=True)

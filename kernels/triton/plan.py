@@ -2,8 +2,8 @@
 
 Everything is int32 and travels in one buffer, one copy a step. Rows are sorted by how they are computed, each by its
 own length alone: single tokens and short rows with their keys split, longer ones behind many keys with these in larger
-parts, others without; or, where rows share pages, singles and short rows as a tree. A row of length 0 and a slot below 0 stand for nothing: they fill a batch up to the
-size of a CUDA graph.
+parts, others without; or, where rows share pages, singles and short rows as a tree. A row of length 0 and a slot below
+0 stand for nothing: they fill a batch up to the size of a CUDA graph.
 """
 
 from __future__ import annotations
