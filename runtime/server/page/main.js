@@ -2,6 +2,7 @@
 import { get, keepKey, post, Refusal, remove, stream } from "./api.js";
 import { watch } from "./engine.js";
 import { draw, element, parse } from "./growing.js";
+import { written } from "./written.js";
 
 const $ = (id) => document.getElementById(id);
 const EXAMPLE = {
@@ -93,7 +94,7 @@ function messageElement(role, content) {
   return made;
 }
 
-// A JSON object is drawn as one; everything else is text.
+// A JSON object is drawn as one; everything else is text, and code in it.
 function show(body, content, isGrowing) {
   body.classList.toggle("growing", isGrowing);
   if (content.trimStart().startsWith("{")) {
@@ -102,7 +103,7 @@ function show(body, content, isGrowing) {
       return;
     } catch { /* it only looked like JSON */ }
   }
-  body.textContent = content;
+  body.replaceChildren(...written(content));
 }
 
 function toldElement(turn) {
@@ -127,9 +128,17 @@ function action(name, work) {
 }
 
 async function branch(turn) {
-  const title = `${$("talk-title").textContent} (branch)`;
-  const twin = await post(`v1/sessions/${session}/branch`, { turn, title });
+  const twin = await post(`v1/sessions/${session}/branch`, { turn, title: branchTitle($("talk-title").textContent) });
   await open(twin.id);
+}
+
+// One that no session on the list has, whose end says that it is a branch, of a branch too.
+function branchTitle(title) {
+  const trunk = title.replace(/ \(branch( \d+)?\)$/, "");
+  const taken = new Set([...$("sessions").querySelectorAll("button")].map((one) => one.title));
+  let [number, found] = [1, `${trunk} (branch)`];
+  while (taken.has(found)) found = `${trunk} (branch ${number += 1})`;
+  return found;
 }
 
 async function rewind(turn) {
@@ -295,13 +304,15 @@ function following(work) {
 
 function guarded(work) {
   return async (event) => {
-    $("problem").hidden = true;
+    following(() => { $("problem").hidden = true; });
     try {
       await work(event);
     } catch (error) {
       if (error instanceof Refusal && error.status === 401) return $("key-dialog").showModal();
-      $("problem").textContent = error.message;
-      $("problem").hidden = false;
+      following(() => {
+        $("problem").textContent = error.message;
+        $("problem").hidden = false;
+      });
     }
   };
 }
@@ -359,4 +370,8 @@ $("draft").addEventListener("keydown", (event) => {
 });
 $("key-dialog").addEventListener("close", guarded(async () => { keepKey($("key").value); await start(); }));
 guarded(start)();
-watch(() => $("live").checked);
+watch(() => $("live").checked, (told) => {
+  if (told === $("away").textContent) return;
+  $("away").textContent = told;
+  if (!told) guarded(start)(); // it is back, maybe another one
+});
