@@ -79,9 +79,10 @@ def test_what_stands_between_fences_is_shown_as_code(page: Browser) -> None:
 def test_code_is_code_before_its_fence_is_closed(page: Browser) -> None:
     shown = page.run(
         """
-        return import("/page/written.js").then(({ written }) => ["a\\n``", "a\\n```", "a\\n```py\\nx", "```py\\nx\\n```"]
-          .map((text) => written(text).map((one) => [one.nodeName, one.textContent, one.querySelector?.(".growing") != null])));
-        """
+        const told = (one) => [one.nodeName, one.textContent, one.querySelector?.(".growing") != null];
+        return import("/page/written.js").then(({ written }) => arguments[0].map((text) => written(text).map(told)));
+        """,
+        ["a\n``", "a\n```", "a\n```py\nx", "```py\nx\n```"],
     )
     assert shown == [
         [["#text", "a\n``", False]],
@@ -144,7 +145,7 @@ def test_a_server_that_goes_away_is_told_and_so_is_its_return(page: Browser) -> 
 def test_what_the_engine_refuses_to_tell_is_said_where_the_server_is_missed(page: Browser) -> None:
     page.run(
         "window.send = window.fetch; window.fetch = async () =>"
-        " new Response('{\"error\": {\"message\": \"it starts again\"}}', { status: 503 })"
+        ' new Response(\'{"error": {"message": "it starts again"}}\', { status: 503 })'
     )
     page.wait("document.querySelector('#away').textContent === 'it starts again'")
     page.run("window.fetch = window.send")
