@@ -17,6 +17,7 @@ from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
 
 MOST = 2_000_000  # numbers; of more torch's threads pay
+INFINITY = np.uint16(0x7F80)  # of the positive
 MINUS_INFINITY = np.uint16(0xFF80)  # of the bits above these all are NaN
 
 
@@ -46,6 +47,14 @@ def highest(logits: torch.Tensor) -> tuple[Array, Int64s]:
             return bits, best
     values = float_logits(logits).numpy()
     return values, values.argmax(axis=1)
+
+
+def finite_highest(logits: torch.Tensor) -> Int64s | None:
+    """Where each row is highest, as `highest` finds it; None where one of these logits is not finite."""
+    values, best = highest(logits)
+    tops = values[np.arange(len(best)), best]
+    is_finite = tops < INFINITY if values.dtype == np.uint16 else np.isfinite(tops)
+    return best if is_finite.all() else None
 
 
 @jit()

@@ -32,6 +32,7 @@ from niwaki.runtime.loop.delivery import Delivery
 from niwaki.runtime.loop.pause import Pause
 from niwaki.runtime.loop.roster import Roster, pages_of
 from niwaki.runtime.options.config import EngineConfig
+from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import DRAFT_ROWS
 from niwaki.runtime.requests.jobs import GenerateJob, Job
 from niwaki.runtime.requests.request import Request
@@ -151,11 +152,9 @@ class EngineCore:
             self._step_beside(decoding)
             return
         if decoding is not None:
-            rows = self._drafted(decoding)
-            if rows is not None:
-                self._run(rows)
-                if len(self._roster.running) == len(rows) or not self._roster.waiting:
-                    self._begin_decoding(decoding)
+            guesses = self._guesses(decoding)
+            if guesses is not None:
+                self._step_guessing(decoding, guesses)
                 return
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None:
@@ -356,19 +355,58 @@ class EngineCore:
 
     # -- drafts -----------------------------------------------------------------------------------------------------
 
-    def _drafted(self, decoding: Decoding) -> list[tuple[Request, Row]] | None:
-        """The rows of a steady batch where somebody has a guess to check; the batch is as arrays no more then."""
+    def _guesses(self, decoding: Decoding) -> list[TokenIds] | None:
+        """Of a steady batch what may follow each text, where somebody has a guess to check."""
         requests = decoding.requests
         if len(requests) > self._draft_rows or not decoding.hears_echo():
             return None
         decoding.settle()
         guesses = [self._roster.guess(request, len(requests)) for request in requests]
-        if not any(map(len, guesses)):
-            return None
+        return guesses if any(map(len, guesses)) else None
+
+    def _step_guessing(self, decoding: Decoding, guesses: Sequence[TokenIds]) -> None:
+        """A step of a steady batch with these guesses. It stays one where nobody need look at a token."""
+        requests = decoding.requests
+        if decoding.takes_guesses:
+            batch = decoding.guessing(guesses)
+            computed = self._compute(requests, batch, ())
+            if computed is None or self._took_guessed(decoding, guesses, computed[0], batch):
+                return
+        else:
+            self._settle_after_step(decoding)
+            last = [Row(request.ids[-1:], request.num_computed, pages_of(request)) for request in requests]
+            self._run(list(zip(requests, map(Row.with_guess, last, guesses), strict=True)))
+        if len(self._roster.running) == len(requests) or not self._roster.waiting:
+            self._begin_decoding(decoding)
+
+    def _took_guessed(
+        self, decoding: Decoding, guesses: Sequence[TokenIds], logits: torch.Tensor, batch: Batch
+    ) -> bool:
+        """Take what a step says to a batch with guesses. False where that is arrays no more."""
+        tokens = decoding.drawn_at(logits, batch)
+        right = None if tokens is None else decoding.take_guessed(tokens, guesses)
+        if right is not None:
+            self.counters.guessed_tokens += sum(map(len, guesses))
+            self.counters.drafted_tokens += sum(right)
+            self.counters.generated_tokens += sum(right) + len(right)
+            self._roster.note_steps(decoding.num_steps + 1)
+            decoding.num_steps = 0  # since somebody guessed
+            return True
+        self._settle_after_step(decoding)
+        values = float_logits(logits) if tokens is None else logits
+        at = 0
+        for request, guess in zip(decoding.requests, guesses, strict=True):
+            rows = slice(at, at + 1 + len(guess))
+            request.computed_up_to(request.length)
+            self._delivery.check_draft(request, guess, values[rows], {}, None if tokens is None else tokens[rows])
+            at = rows.stop
+        self._end_failed()
+        return False
+
+    def _settle_after_step(self, decoding: Decoding) -> None:
+        """The step that is computed now is none of its own."""
         decoding.num_steps += 1
         self._settle()
-        last = [Row(request.ids[-1:], request.num_computed, pages_of(request)) for request in requests]
-        return list(zip(requests, map(Row.with_guess, last, guesses), strict=True))
 
     def _with_drafts(self, rows: Sequence[tuple[Request, Row]]) -> Sequence[tuple[Request, Row]]:
         """The rows behind which a token is drawn may be longer: by a guess of what follows."""

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.float_logits import highest
+from niwaki.kernels.float_logits import finite_highest, float_logits, highest
 from niwaki.kernels.plan import Spans
-from niwaki.kernels.sample import NO_TOKEN
 from niwaki.kernels.steady import take_highest
 from niwaki.kernels.transfer import on_device
 from niwaki.radix.cache import Cache
@@ -27,13 +26,15 @@ from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Batch, Row
 from niwaki.runtime.loop.ahead import Flight, drawing_of
+from niwaki.runtime.loop.layouts import with_guesses, with_pieces
 from niwaki.runtime.loop.led import Filled, Led
 from niwaki.runtime.loop.roster import pages_of
 from niwaki.runtime.loop.untold import Taken, Untold
-from niwaki.runtime.requests.drafts import Listener
+from niwaki.runtime.options.limits import TokenIds
+from niwaki.runtime.requests.drafts import Listener, said_behind
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, allows, rows_of
+from niwaki.runtime.sampling.sampler import PlainDraws, rows_of
 
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
@@ -110,24 +111,7 @@ class Decoding:
 
     def beside(self, pieces: Sequence[Row]) -> Batch:
         """The batch with pieces of prompts behind it, which want no logits."""
-        count = len(self.requests)
-        ends = [-(-row.end // self._page_size) for row in pieces]
-        more = Spans.of_columns(
-            [row.start for row in pieces],
-            [len(row.token_ids) for row in pieces],
-            [row.page_ids[:end] for row, end in zip(pieces, ends, strict=True)],
-        )
-        table = np.zeros((count + len(pieces), max(self._table.shape[1], more.table.shape[1])), np.int32)
-        table[:count, : self._table.shape[1]] = self._table
-        table[count:, : more.table.shape[1]] = more.table
-        spans = Spans(
-            np.concatenate([self._starts, more.starts]),
-            np.concatenate([np.ones(count, np.int64), more.counts]),
-            table,
-            np.concatenate([self._held, more.held]),
-        )
-        ids = np.concatenate([self._token_ids, *(row.token_ids for row in pieces)])
-        return Batch(ids, spans, np.arange(count), as_computed=True)
+        return with_pieces(self.batch, pieces, self._page_size)
 
     # -- before the forward pass --------------------------------------------------------------------------------------
 
@@ -218,7 +202,7 @@ class Decoding:
             return None
         if draws.all_greedy:  # what is known to follow needs no mask
             self._tell_known(best, filled)
-        drawn = self._drawn_under(draws, values, best, filled)
+        drawn = self._led.drawn_under(draws, values, best, filled)
         if not draws.all_greedy:
             self._tell_known(drawn, filled)
         if plain is None:
@@ -226,27 +210,6 @@ class Decoding:
         tokens = np.zeros(len(self.requests), np.int64)
         tokens[plain] = drawn
         return tokens
-
-    def _drawn_under(
-        self,
-        draws: PlainDraws,
-        logits: torch.Tensor,
-        best: npt.NDArray[np.int64],
-        filled: Filled,
-    ) -> npt.NDArray[np.int64]:
-        """A token for each plain row, those of matchers that are told none yet under their masks."""
-        led = self._led
-        going = led.going()
-        if not going:
-            return draws.draw_under(logits, best, NO_ROWS, ())
-        found = [(led.plain_rows[row], led.mask(row, filled)) for row in going]
-        under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
-        if draws.all_greedy:  # what is likeliest of all is so under a mask that allows it
-            likeliest = best.tolist()
-            under = [(row, mask) for row, mask in under if not allows(mask, likeliest[row])]
-        drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
-        drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
-        return drawn
 
     def _tell_known(self, tokens: npt.NDArray[np.int64], filled: Filled) -> None:
         """Tell the matchers that know the tokens drawn, by plain row, from other texts; not where they may end one."""
@@ -359,12 +322,58 @@ class Decoding:
             self._held[place] = 0
             self._hold(place, pages_of(request))
         self._count_left()
-        self._draws.move_to(np.array([request.num_generated for request in self.requests], np.int64))
+        self._draws.move_to([request.num_generated for request in self.requests])
         self._steps_in_pages = self.num_steps = 0
         self._untold.clear()
         self._listener = None
         self._led.ask_all()
         return True
+
+    # -- a step with guesses ------------------------------------------------------------------------------------------
+
+    @property
+    def takes_guesses(self) -> bool:
+        """Whether all tokens are drawn from the logits as they are, so that what was drawn at every place of a guess is
+        known at once."""
+        return self._plain is None and not self.is_led
+
+    def guessing(self, guesses: Sequence[TokenIds]) -> Batch:
+        """The batch with a guess behind each token, for which the requests hold pages. All of them are settled."""
+        for place, request in enumerate(self.requests):
+            pages = pages_of(request)
+            if len(pages) > self._held[place]:
+                self._hold(place, pages)
+        return with_guesses(self.batch, guesses)
+
+    def drawn_at(self, logits: torch.Tensor, batch: Batch) -> npt.NDArray[np.int64] | None:
+        """What is drawn at each token of a batch of `guessing`, were those before it right. None where one logit is not
+        finite, or they are on a device."""
+        if self._draws.all_greedy and logits.is_cpu:
+            return finite_highest(logits)
+        return self._draws.ahead(batch.spans.counts).draw(float_logits(logits))
+
+    def take_guessed(self, tokens: npt.NDArray[np.int64], guesses: Sequence[TokenIds]) -> list[int] | None:
+        """Go on by what was `drawn_at`, and tell the requests. How many tokens of each guess were right; None, and
+        nothing done, where somebody must look at one of the new tokens."""
+        self._watch_streamed()
+        said = said_behind(guesses, tokens)
+        if not (self._is_quiet and all(map(self._goes_on, range(len(said)), said))):
+            return None
+        for place, (request, guess, new) in enumerate(zip(self.requests, guesses, said, strict=True)):
+            request.take_guessed(new, len(guess))
+            self._starts[place] += len(new)
+            self._token_ids[place] = new[-1]
+            if self._listener is not None and not self._listener.takes(place, request.ids, request.guesser):
+                self._listener = None
+        self._count_left()
+        self._steps_in_pages = 0
+        self._draws.move_to([request.num_generated for request in self.requests])
+        self._untold.clear()
+        return [len(new) - 1 for new in said]
+
+    def _goes_on(self, place: int, new: Sequence[int]) -> bool:
+        """Whether the request does so behind these tokens, as far as is seen at once."""
+        return self._last[place] - self._starts[place] > len(new) and not any(self._may_end[token] for token in new)
 
     # -- a step ahead -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
@@ -123,10 +124,7 @@ class Delivery:
         if drafts:
             masks_of = _by_request(masked, masks)
             for request, guess, first in drafts:
-                try:
-                    self._check_draft(request, guess, logits[first : first + 1 + len(guess)], masks_of)
-                except Exception as error:
-                    self.fail(request, told(error))
+                self.check_draft(request, guess, logits[first : first + 1 + len(guess)], masks_of)
         if led:
             self._late.add([request for request, _ in led], rows_of(logits, [row for _, row in led]), masked, masks)
         now = time.perf_counter()
@@ -238,15 +236,35 @@ class Delivery:
         except Exception as error:
             self.fail(request, told(error))
 
-    def _check_draft(self, request: Request, guess: TokenIds, logits: torch.Tensor, masks: FilledMasks) -> None:
+    def check_draft(
+        self,
+        request: Request,
+        guess: TokenIds,
+        logits: torch.Tensor,
+        masks: FilledMasks,
+        tokens: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Go on as long as the token that comes is the one that was guessed.
 
-        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them.
+        `logits`: [1 + guess, vocab]; `masks`: what a constraint allows at the first of them; `tokens`: what is drawn at
+        each of them, where that is known.
         """
-        tokens = None
-        if request.matcher is None:  # else what is allowed depends on what comes
-            ahead = PlainDraws.ahead(request.params, request.seed, request.num_generated, len(logits), self._vocab_size)
-            tokens = ahead.draw(logits)
+        try:
+            self._go_on_as_guessed(request, guess, logits, masks, tokens)
+        except Exception as error:
+            self.fail(request, told(error))
+
+    def _go_on_as_guessed(
+        self,
+        request: Request,
+        guess: TokenIds,
+        logits: torch.Tensor,
+        masks: FilledMasks,
+        tokens: npt.NDArray[np.int64] | None,
+    ) -> None:
+        if tokens is None and request.matcher is None:  # else what is allowed depends on what comes
+            drawn = PlainDraws.of([(request.params, request.seed, request.num_generated)], self._vocab_size)
+            tokens = drawn.ahead(np.array([len(logits)])).draw(logits)
         right = 0
         self._counters.guessed_tokens += len(guess)
         while request.lease is not None:

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
 
+from niwaki.kernels.sample import NO_TOKEN
 from niwaki.kernels.segments import Int64s
 from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.protocol import ANY_LENGTH, FREE, REFUSED, Followed, Matcher
 from niwaki.runtime.constraints.walks import Standing, Walk
+from niwaki.runtime.sampling.sampler import NO_ROWS, PlainDraws, allows
 
 EVERYWHERE = slice(None)
 MIN_TEXTS = 4  # of a constraint on average, for a walk to be quicker than its texts one by one
@@ -95,6 +98,21 @@ class Led:
     def all_known(self) -> bool:
         """Whether there are some, and the masks of all are at hand."""
         return bool(self.matchers) and all(one.known_mask(ANY_LENGTH) is not None for one in self.matchers)
+
+    def drawn_under(self, draws: PlainDraws, logits: torch.Tensor, best: Int64s, filled: Filled) -> Int64s:
+        """A token for each row of the batch that is drawn plainly, those of matchers that are told none yet under their
+        masks. `best`: of `logits`."""
+        going = self.going()
+        if not going:
+            return draws.draw_under(logits, best, NO_ROWS, ())
+        found = [(self.plain_rows[row], self.mask(row, filled)) for row in going]
+        under = [(row, mask) for row, mask in found if not isinstance(mask, NiwakiError)]
+        if draws.all_greedy:  # what is likeliest of all is so under a mask that allows it
+            likeliest = best.tolist()
+            under = [(row, mask) for row, mask in under if not allows(mask, likeliest[row])]
+        drawn = draws.draw_under(logits, best, np.array([row for row, _ in under], np.int64), [m for _, m in under])
+        drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
+        return drawn
 
     # -- walking ------------------------------------------------------------------------------------------------------
 

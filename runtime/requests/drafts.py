@@ -34,6 +34,22 @@ def echo_tokens(num_rows: int) -> int:
     return 3 if num_rows == 1 else 4
 
 
+def said_behind(guesses: Sequence[TokenIds], drawn: Longs) -> list[list[int]]:
+    """The tokens that follow each text: those of its guess that were drawn, and the one behind them. `drawn`: for each
+    text what comes at its last token and, were those before it right, at each of its guess."""
+    tokens: list[int] = drawn.tolist()  # of so few a list is quicker than an array
+    found, at = [], 0
+    for guess in guesses:
+        right = 0
+        for guessed in guess.tolist():
+            if tokens[at + right] != guessed:
+                break
+            right += 1
+        found.append(tokens[at : at + right + 1])
+        at += 1 + len(guess)
+    return found
+
+
 class Guesser:
     """Guesses for one request: more after those that were right, none for a while after those that were wrong."""
 
@@ -80,6 +96,14 @@ class Listener:
 
     def has_room(self, lasts: Longs) -> bool:
         return int(lasts.max()) < self._texts.shape[1]
+
+    def takes(self, row: int, ids: TokenIds, guesser: Guesser) -> bool:
+        """Whether there is room for a text that has become longer by more than a token, up to `ids`."""
+        if len(ids) > self._texts.shape[1]:
+            return False
+        self._texts[row, : len(ids)] = ids
+        self._quiet[row] = guesser.quiet_until
+        return True
 
     def hears(self, lasts: Longs, newest: TokenIds) -> bool:
         """Whether there is a guess of what follows somebody's text. `newest` [rows]: the token that stands at lasts

@@ -221,6 +221,15 @@ class Request:
             self.drafted.append(index)
         self.computed_up_to(self.num_computed + 1)
 
+    def take_guessed(self, token_ids: Sequence[int], num_guessed: int) -> None:
+        """Add what a step with a guess behind the last token has drawn, as `extend` does: all of these but the last one
+        had been guessed."""
+        first, right = self.num_generated, len(token_ids) - 1
+        self.computed_up_to(self._length + right)
+        self.extend(np.array(token_ids, np.int32))
+        self.drafted += range(first, first + right)
+        self.guesser.learn(num_guessed, right, self._length)
+
     def num_guessed(self, end: int) -> int:
         """How many tokens of a row that ends there are guesses: nobody has drawn them yet."""
         return max(0, end - self.length)

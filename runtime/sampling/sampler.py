@@ -157,11 +157,11 @@ class PlainDraws:
             np.array([integers for _, integers in numbers], np.int64).reshape(-1, 3),
         )
 
-    @classmethod
-    def ahead(cls, params: SamplingParams, seed: int, first: int, count: int, vocab: int) -> PlainDraws:
-        """One request's next tokens, from position `first` on, a row each."""
-        made = cls.of([(params, seed, first)] * count, vocab)
-        made.move_to(np.arange(first, first + count))
+    def ahead(self, counts: Longs) -> PlainDraws:
+        """Of each row so many tokens, the next one and those behind it, a row each."""
+        firsts = np.cumsum(counts) - counts
+        made = self.of_rows(np.repeat(self._places, counts))
+        made._integers[:, 2] += np.arange(len(made._places)) - np.repeat(firsts, counts)
         return made
 
     def of_rows(self, rows: Longs) -> PlainDraws:
@@ -171,7 +171,7 @@ class PlainDraws:
         """To the next position."""
         self._integers[:, 2] += 1
 
-    def move_to(self, positions: Longs) -> None:
+    def move_to(self, positions: Sequence[int]) -> None:
         self._integers[:, 2] = positions
 
     @property

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from niwaki.kernels import float_logits as module
-from niwaki.kernels.float_logits import float_logits, highest
+from niwaki.kernels.float_logits import finite_highest, float_logits, highest
 
 
 @pytest.mark.parametrize("shape", [(1, 8192), (3, 401), (5, 16), (0, 32)])
@@ -55,3 +55,14 @@ def test_rows_whose_bits_are_in_another_order_have_their_highest_too(row: list[f
     found = values[1, best[1]]
     told = found if values.dtype == np.float32 else np.uint32(np.uint32(found) << 16).view(np.float32)
     assert np.array_equal(told, rows[1, best[1]], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_whose_highest_is_not_finite_is_told(dtype: torch.dtype, bad: float) -> None:
+    logits = torch.randn((4, 33), generator=torch.Generator().manual_seed(5)).to(dtype)
+    found = finite_highest(logits)
+    assert found is not None
+    assert found.tolist() == highest(logits)[1].tolist()
+    logits[2] = bad
+    assert finite_highest(logits) is None

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from niwaki.kernels.echo import last_echo
 from niwaki.runtime.api import Cancelled, ConfigError, JsonSchema, Output, Regex, SamplingParams, Segment
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.loop.decoding import Decoding
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener
+from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener, said_behind
 from tests.toy import make_model
 
 ITEMS = '{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 9}'
@@ -87,6 +89,25 @@ def test_right_guesses_grow_and_wrong_ones_make_a_pause() -> None:
     guesser.learn(3, 1, 80)
     guesser.learn(3, 0, 80)
     assert len(guesser.guess(ids[:84], 30, 3)) > 0, "one that was right ends the series"
+
+
+def test_what_is_said_is_the_guess_as_far_as_it_was_drawn_and_a_token_more() -> None:
+    guesses = [ids_of(4, 5, 6), ids_of(), ids_of(7, 8)]
+    assert said_behind(guesses, np.array([4, 5, 6, 9, 3, 1, 8, 2])) == [[4, 5, 6, 9], [3], [1]]
+    assert said_behind(guesses, np.array([4, 0, 6, 9, 3, 7, 1, 2])) == [[4, 0], [3], [7, 1]]
+
+
+def test_a_text_that_grows_by_a_guess_is_heard_as_one_that_grows_token_by_token() -> None:
+    ids = ids_of(1, 2, 3, 4, 1, 2, 3)
+    guesser = Guesser()
+    listener = Listener([ids[:4]], [guesser])
+    assert not listener.hears(np.array([4]), ids[4:5])
+    assert listener.takes(0, ids[:6], guesser)
+    assert listener.hears(np.array([6]), ids[6:])
+    guesser.be_quiet()
+    assert listener.takes(0, ids, guesser)
+    assert not listener.hears(np.array([6]), ids[6:])
+    assert not listener.takes(0, np.zeros(1000, np.int32), guesser), "it has no room"
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -182,6 +203,24 @@ def test_a_draft_saves_as_many_steps_as_it_has_right_tokens(folder: Path) -> Non
     stats = engine.stats()
     assert stats["steps"] == stats["generated_tokens"] - stats["drafted_tokens"] == 120 - len(output.drafted)
     assert 0 < stats["drafted_tokens"] <= stats["guessed_tokens"]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "cool"])
+def test_guesses_are_checked_in_a_batch_that_stays_arrays(
+    kind: str, drafting: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], EngineCore._begin_decoding
+
+    def counted(core: EngineCore, last: Decoding | None = None, **more: int) -> None:
+        begun.append(last)
+        begin(core, last, **more)
+
+    monkeypatch.setattr(EngineCore, "_begin_decoding", counted)
+    before = drafting.stats()["drafted_tokens"]
+    params = SamplingParams(max_new_tokens=120, seed=1, ignore_eos=True, **KINDS[kind])
+    drafting.backend.start(ids_of(7, 8, 9, 7, 8, 9), params).result(60)
+    assert drafting.stats()["drafted_tokens"] > before + 40
+    assert len(begun) <= 3, "behind the prompt, and where the text ends"
 
 
 def test_an_output_says_which_tokens_were_drafted_and_where_they_stand(drafting: Engine) -> None:
