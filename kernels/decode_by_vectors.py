@@ -129,8 +129,9 @@ def decode_by_vectors(
             if in_pairs:
                 asked = token[i] * q_strides[0]
                 _score_in_pairs(
-                    q, asked, q_strides[1], k, at, count, first_head, last_head, group, head_dim, scale, weights
-                )
+                    q, asked, q_strides[1], k, at, count, first_head, last_head, group, head_dim, kv_heads, scale,
+                    weights
+                )  # fmt: skip
             else:
                 _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
             if is_small:
@@ -151,7 +152,7 @@ def decode_by_vectors(
             if is_small:
                 _scale(weights, count, v, at, kv_heads * head_dim, first_head, last_head, group)
             if in_pairs:
-                _mix_in_pairs(weights, halves, count, v, at, first_head, last_head, group, head_dim, mixed)
+                _mix_in_pairs(weights, halves, count, v, at, first_head, last_head, group, head_dim, kv_heads, mixed)
                 continue
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
@@ -263,39 +264,50 @@ def _score(
 @jit()
 def _score_in_pairs(
     q: Array, asked: int, step: int, k: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
-    head_dim: int, scale: float, weights: Float32s,
+    head_dim: int, kv_heads: int, scale: float, weights: Float32s,
 ) -> None:  # fmt: skip
     """The same, up to a multiple of RUN keys, of the query from q[asked] on, whose heads are `step` elements apart."""
+    begin, to_next, gap = _ways(first_head, last_head, kv_heads, head_dim)
     for j in range(0, count, RUN):
-        later = element_at(at, _ahead(j, count, PAIRS_AHEAD))
+        later = element_at(at, _ahead(j, count, PAIRS_AHEAD)) + begin
         for head in range(first_head, last_head):
             for h in range(head * group, (head + 1) * group, HEADS):
                 score_pairs(
-                    k, head * head_dim, k, later, at, j, q, asked + h * step, step, head_dim // STRIP, weights,
+                    k, head * head_dim, k, later, gap, at, j, q, asked + h * step, step, head_dim // STRIP, weights,
                     h * BLOCK + j, BLOCK, scale, min(HEADS, (head + 1) * group - h)
                 )  # fmt: skip
-            later += RUN * head_dim
+            later += to_next
 
 
 @jit()
 def _mix_in_pairs(
     weights: Float32s, halves: Array, count: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
-    head_dim: int, mixed: Float32s,
+    head_dim: int, kv_heads: int, mixed: Float32s,
 ) -> None:  # fmt: skip
     """mixed += weight x value of the block's keys, for every head of the kv heads. `halves` gets the weights."""
     for block in range(first_head * group * BLOCK, last_head * group * BLOCK, BLOCK):
         for j in range(block, block + count, LANES):
             store_bfloat16(halves, j, load16(weights, j))  # behind the last key they are 0
+    begin, to_next, gap = _ways(first_head, last_head, kv_heads, head_dim)
     for j in range(0, count, RUN):
         pairs = (min(RUN, count - j) + 1) // 2
-        later = element_at(at, _ahead(j, count, PAIRS_AHEAD))
+        later = element_at(at, _ahead(j, count, PAIRS_AHEAD)) + begin
         for head in range(first_head, last_head):
             for h in range(head * group, (head + 1) * group, HEADS):
                 mix_pairs(
-                    v, head * head_dim, v, later, at, j, pairs, halves, h * BLOCK + j, BLOCK, mixed, h * head_dim,
+                    v, head * head_dim, v, later, gap, at, j, pairs, halves, h * BLOCK + j, BLOCK, mixed, h * head_dim,
                     head_dim, head_dim // STRIP, min(HEADS, (head + 1) * group - h)
                 )  # fmt: skip
-            later += RUN * head_dim
+            later += to_next
+
+
+@jit(inline=True)
+def _ways(first_head: int, last_head: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """In elements: from where a key begins to what is asked of it, from there to what the next head asks for, and from
+    key to key. Of all heads a key has no gaps, and is asked for as it lies."""
+    if last_head - first_head == kv_heads:
+        return 0, RUN * head_dim, head_dim
+    return first_head * head_dim, head_dim, kv_heads * head_dim
 
 
 @jit()

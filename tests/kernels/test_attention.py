@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from niwaki.kernels import jit
 from niwaki.kernels.operand import Operand
-from niwaki.kernels.ops import NumbaOps, TorchOps
+from niwaki.kernels.ops import NumbaOps, TorchOps, array_of
+from niwaki.kernels.paged_decode import NO_SINKS, decode_items
+from niwaki.kernels.partial import NOTHING
 from niwaki.kernels.plan import MAX_DECODE_TOKENS
-from niwaki.kernels.rule import AttentionRule
+from niwaki.kernels.rule import NO_CAP, NO_WINDOW, AttentionRule
 from tests.kernels.inputs import DTYPES, close, plan_of, randn
 
 MIXED = [(0, 1), (99, 1), (0, 40), (31, 1), (30, 33), (16, MAX_DECODE_TOKENS), (5, MAX_DECODE_TOKENS + 1), (63, 2)]
@@ -128,6 +131,28 @@ def test_threads_change_nothing(rule: AttentionRule) -> None:
     finally:
         jit.set_num_threads(before)
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (5, 128)])
+def test_heads_of_a_key_that_threads_share_are_as_those_that_one_reads(group: int, head_dim: int) -> None:
+    kv_heads, page_size, num_pages, dtype = 4, 16, 40, torch.bfloat16
+    plan = plan_of([(300, 1), (77, 1)], page_size, num_pages)
+    keys, values = (randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype) for i in (1, 2))
+    q = randn(3, 2, kv_heads * group, head_dim, dtype=dtype)
+    outs = []
+    for heads_at_once in (kv_heads, 2, 1):
+        out = torch.zeros_like(q)
+        for first in range(0, 2 * kv_heads, heads_at_once):
+            decode_items(
+                *(array_of(Operand.of(each)) for each in (q, keys, values)),
+                plan.page_table, plan.decode.token, plan.decode.table_row, plan.decode.length,
+                plan.decode.first_key, NOTHING.mixed, NOTHING.lse, NO_SINKS, array_of(Operand.of(out)), 0.1,
+                int(np.int64(NO_WINDOW)), int(np.int64(NO_WINDOW)), NO_CAP, first, first + heads_at_once
+            )  # fmt: skip
+        outs.append(out)
+    assert outs[0].any()
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
 
 
 def test_scores_of_a_thousand_do_not_overflow_and_nan_harms_one_query_only() -> None:
