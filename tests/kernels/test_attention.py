@@ -137,17 +137,17 @@ def test_threads_change_nothing(rule: AttentionRule) -> None:
 def test_heads_of_a_key_that_threads_share_are_as_those_that_one_reads(group: int, head_dim: int) -> None:
     kv_heads, page_size, num_pages, dtype = 4, 16, 40, torch.bfloat16
     plan = plan_of([(300, 1), (77, 1)], page_size, num_pages)
-    keys, values = (randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype) for i in (1, 2))
-    q = randn(3, 2, kv_heads * group, head_dim, dtype=dtype)
+    pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
+    keys, values = map(array_of, pools)
+    q = Operand.of(randn(3, 2, kv_heads * group, head_dim, dtype=dtype))
     outs = []
     for heads_at_once in (kv_heads, 2, 1):
-        out = torch.zeros_like(q)
+        out = torch.zeros_like(q.tensor)
         for first in range(0, 2 * kv_heads, heads_at_once):
             decode_items(
-                *(array_of(Operand.of(each)) for each in (q, keys, values)),
-                plan.page_table, plan.decode.token, plan.decode.table_row, plan.decode.length,
-                plan.decode.first_key, NOTHING.mixed, NOTHING.lse, NO_SINKS, array_of(Operand.of(out)), 0.1,
-                int(np.int64(NO_WINDOW)), int(np.int64(NO_WINDOW)), NO_CAP, first, first + heads_at_once
+                array_of(q), keys, values, plan.page_table, plan.decode.token, plan.decode.table_row,
+                plan.decode.length, plan.decode.first_key, NOTHING.mixed, NOTHING.lse, NO_SINKS,
+                array_of(Operand.of(out)), 0.1, int(np.int64(NO_WINDOW)), int(np.int64(NO_WINDOW)), NO_CAP, first, first + heads_at_once
             )  # fmt: skip
         outs.append(out)
     assert outs[0].any()
