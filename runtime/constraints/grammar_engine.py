@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_endings import KnownEnds
-from niwaki.runtime.constraints.grammar_forced import forced_run, forced_text
+from niwaki.runtime.constraints.grammar_forced import NOTHING_AHEAD, Ahead, forced_run, look_ahead
 from niwaki.runtime.constraints.grammar_loops import Loops, open_behind, open_string
 from niwaki.runtime.constraints.grammar_places import Place, Places, Step
 from niwaki.runtime.constraints.grammar_source import GrammarSource
@@ -33,7 +33,16 @@ from niwaki.runtime.constraints.guidance import (
     short_reason,
     short_text,
 )
-from niwaki.runtime.constraints.protocol import FREE, NOTHING_FORCED, Followed, Forced, MaskRow, address_of, follow
+from niwaki.runtime.constraints.protocol import (
+    ANY_LENGTH,
+    FREE,
+    NOTHING_FORCED,
+    Followed,
+    Forced,
+    MaskRow,
+    address_of,
+    follow,
+)
 from niwaki.runtime.constraints.schema.distinct import Layout
 from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing, Way
 
@@ -81,6 +90,7 @@ class GrammarConstraint:
             raise ConstraintError(f"it is too complex for this vocabulary: {short_reason(self._start.get_error())}")
         shortest = self._verified(source.shortest) if source.shortest else words.nothing
         self.ends = KnownEnds(words, shortest, source)
+        self._ahead: Ahead | None = None  # of the start, from the first text on
 
     @property
     def num_bytes(self) -> int:
@@ -88,9 +98,15 @@ class GrammarConstraint:
 
     def matcher(self) -> GrammarMatcher:
         with self._lock:
+            ahead = self._ahead
+            if ahead is None:  # here, not where the text begins: the engine's loop asks for it at once
+                ahead = self._ahead = look_ahead(self._start, self.words)
+                self.places.start.forced = ahead.forced
             native = self._start.deep_copy()
             self.places.expect_text()
-        return GrammarMatcher(self, native, [self.places.start], [], WayToEnd(self.ends))
+        matcher = GrammarMatcher(self, native, [self.places.start], [], WayToEnd(self.ends))
+        matcher._ahead = ahead
+        return matcher
 
     def _verified(self, shortest: bytes) -> Ending:
         """The ending, seen to be accepted: what found it and what enforces it are two programs."""
@@ -106,7 +122,7 @@ class GrammarConstraint:
 class GrammarMatcher:
     """See `protocol.Matcher`."""
 
-    __slots__ = ("_constraint", "_ended", "_matcher", "_num_untold", "_places", "_tokens", "_way")
+    __slots__ = ("_ahead", "_constraint", "_ended", "_matcher", "_num_untold", "_places", "_tokens", "_way")
 
     def __init__(
         self,
@@ -123,6 +139,7 @@ class GrammarMatcher:
         self._way = way
         self._ended = False
         self._num_untold = 0  # of the last tokens, which led through places that are known
+        self._ahead: Ahead | None = None  # from here, where something is forced or the mask was worked out before
 
     @property
     def _native(self) -> Native:
@@ -151,16 +168,19 @@ class GrammarMatcher:
         for byte in GOES_ON:
             if self._native.validate_tokens([words.ids[byte]]):
                 return False
-        return not (self.new_mask() & ~words.vocabulary.eos_words).any()
+        mask = self.known_mask(ANY_LENGTH)
+        return not ((self.new_mask() if mask is None else mask) & ~words.vocabulary.eos_words).any()
 
     @property
     def can_end(self) -> bool:
         place = self._places[-1]
-        if place is None:
-            return self._ended or bool(self._native.is_accepting())
-        if place.can_end is None:
-            place.can_end = bool(self._native.is_accepting())
-        return place.can_end
+        if place is not None and place.can_end is not None:
+            return place.can_end
+        is_bound = self._ahead is not None and bool(self._ahead.forced.text)
+        found = self._ended or (not is_bound and bool(self._native.is_accepting()))
+        if place is not None:
+            place.can_end = found
+        return found
 
     @property
     def distance(self) -> int:
@@ -182,8 +202,11 @@ class GrammarMatcher:
         self.fill_mask(row)
 
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
-        place = self._places[-1]
-        return None if place is None else place.mask
+        place, ahead = self._places[-1], self._ahead
+        mask = None if place is None else place.mask
+        if mask is not None or ahead is None or ahead.mask is None or ahead.forced.text:
+            return mask
+        return self.learn(ahead.mask)
 
     def admits(self, token_id: int, remaining: int) -> bool:
         words = self._constraint.words
@@ -227,6 +250,7 @@ class GrammarMatcher:
             cost = constraint.ends.cost(token_id)
             constraint.places.note_walkable(place, step, cost, cost + constraint.ends.value)
         self._num_untold += 1
+        self._ahead = None
         self._places.append(after)
         self._tokens.append(token_id)
         return True
@@ -248,6 +272,7 @@ class GrammarMatcher:
     def walked(self, way: Way) -> None:
         self._way.walked(way.token_ids, way.bounds)
         self._num_untold += len(way.token_ids)
+        self._ahead = None
         self._places += map(self._constraint.places.all.__getitem__, way.places)
         self._tokens += way.token_ids
 
@@ -327,6 +352,7 @@ class GrammarMatcher:
         place, constraint = self._places[-1], self._constraint
         if place is not None and place.loop and constraint.places.loops is not None and self._stays(place, token_id):
             self._num_untold += 1
+            self._ahead = None
             self._places.append(place)
             self._tokens.append(token_id)
             self._way.accept(token_id)
@@ -335,6 +361,7 @@ class GrammarMatcher:
             if not self.can_end:
                 raise self._not_allowed(token_id)
             self._ended = True
+            self._ahead = None
             self._way.accept_end()
             self._places.append(None)
             self._tokens.append(token_id)
@@ -343,7 +370,9 @@ class GrammarMatcher:
         if self._ended or not 0 <= token_id < vocabulary.size:
             raise self._not_allowed(token_id)
         place, text = self._places[-1], vocabulary.bytes_of(token_id) or b""
-        if place is not None and (place.step(token_id) is not None or place.allows(token_id)):
+        ahead = None if self._ahead is None else self._ahead.behind(text)
+        is_known = place is not None and (place.step(token_id) is not None or place.allows(token_id))
+        if is_known or ahead is not None:
             self._num_untold += 1  # its effort comes when it is told
         elif self._native.try_consume_tokens([token_id]) == 1:
             self._way.told(1)
@@ -351,6 +380,7 @@ class GrammarMatcher:
             raise ConstraintError(f"the grammar failed: {short_reason(self._native.get_error())}")
         else:
             raise self._not_allowed(token_id)
+        self._ahead = ahead
         places = self._constraint.places
         step = None if place is None else places.step(place, token_id, text)
         self._places.append(None if step is None else places.all[step.after])
@@ -373,11 +403,17 @@ class GrammarMatcher:
 
     def forced_text(self) -> Forced:
         place = self._places[-1]
-        if place is None:
-            return NOTHING_FORCED if self._ended else forced_text(self._native, self._constraint.words)
-        if place.forced is None:
-            place.forced = forced_text(self._native, self._constraint.words)
-        return place.forced
+        if place is not None and place.forced is not None:
+            return place.forced
+        if self._ended:
+            return NOTHING_FORCED
+        ahead = self._ahead
+        if ahead is None:
+            ahead = look_ahead(self._native, self._constraint.words)
+            self._ahead = None if ahead is NOTHING_AHEAD else ahead
+        if place is not None:
+            place.forced = ahead.forced
+        return ahead.forced
 
     def fits(self, remaining: int) -> bool:
         if remaining < 0:
@@ -415,6 +451,7 @@ class GrammarMatcher:
         if count == 0:
             return
         del self._places[-count:], self._tokens[-count:]
+        self._ahead = None
         self._way.rollback(count)
         texts = count - self._ended
         self._ended = False
@@ -427,7 +464,7 @@ class GrammarMatcher:
         self._constraint.places.expect_text()
         native = self._native.deep_copy()
         twin = GrammarMatcher(self._constraint, native, self._places.copy(), self._tokens.copy(), self._way.clone())
-        twin._ended = self._ended
+        twin._ended, twin._ahead = self._ended, self._ahead
         return twin
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:

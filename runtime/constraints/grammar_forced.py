@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.guidance import Native
@@ -26,15 +30,33 @@ def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:
     return tuple(run)
 
 
-def forced_text(matcher: Native, words: GrammarVocabulary) -> Forced:
+class Ahead(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What a text must go on with, and the mask behind that, where it was worked out."""
+
+    forced: Forced
+    mask: npt.NDArray[np.uint32] | None = None
+
+    def behind(self, text: bytes) -> Ahead | None:
+        """What is left of it once this was written; None where more than it was, or it is not known what follows."""
+        own = self.forced.text
+        if self.mask is None or not text or not own.startswith(text):
+            return None
+        rest = own[len(text) :]
+        return Ahead(Forced(rest, self.forced.follow) if rest else NOTHING_FORCED, self.mask)
+
+
+NOTHING_AHEAD: Final = Ahead(NOTHING_FORCED)
+
+
+def look_ahead(matcher: Native, words: GrammarVocabulary) -> Ahead:
     """See `protocol.Matcher.forced_text`."""
     text = matcher.compute_ff_bytes()
     if not text:
-        return NOTHING_FORCED
+        return NOTHING_AHEAD
     if len(text) > MAX_FORCED_BYTES:
-        return Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1])
+        return Ahead(Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1]))
     place = matcher.deep_copy()
     place.consume_tokens([words.ids[byte] for byte in text])
     row = np.zeros(words.vocabulary.num_words, np.uint32)
     place.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
-    return NOTHING_FORCED if place.is_error() else Forced(text, words.in_row(row))
+    return NOTHING_AHEAD if place.is_error() else Ahead(Forced(text, words.in_row(row)), row)
