@@ -9,6 +9,8 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from numba.core import event
 
@@ -19,6 +21,7 @@ log = logging.getLogger("niwaki.kernels")
 TELL_SECONDS = 1.0  # of compiling before anything is said
 QUIET_SECONDS = 2.0  # without compiling, and it is over
 LOOK_SECONDS = 0.1
+LONG_SECONDS = 5.0  # a GPU's kernels that are compiled already are loaded in less
 
 
 def announce_compiling() -> None:
@@ -28,6 +31,18 @@ def announce_compiling() -> None:
         if not _listeners:
             _listeners.append(_Listener())
             event.register("numba:compile", _listeners[0])  # type: ignore[no-untyped-call]  # Numba has no types
+
+
+@contextmanager
+def saying_when_long(line: str) -> Iterator[None]:
+    """Say so, once what is done inside has taken long."""
+    timer = threading.Timer(LONG_SECONDS, _say, (line,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Listener(event.Listener):

@@ -444,7 +444,7 @@ def resolve_device(device: str) -> torch.device:
     """auto is the CPU: the kernels for GPUs have been checked in Triton's interpreter alone, so one asks for them.
 
     Raises:
-        ConfigError: no such device, or a GPU without Triton.
+        ConfigError: no such device, or a GPU without Triton, or where that cannot start kernels.
     """
     has_gpu, has_kernels = torch.cuda.is_available(), find_spec("triton") is not None
     try:
@@ -457,4 +457,20 @@ def resolve_device(device: str) -> torch.device:
         raise ConfigError("device is cuda, but torch sees no NVIDIA GPU here; use cpu, or a torch built for CUDA")
     if found.type == "cuda" and not has_kernels:
         raise ConfigError("device is cuda, but the kernels need Triton: pip install 'niwaki[gpu]'")
+    if found.type == "cuda":
+        check_triton()
     return torch.device(found.type)  # the current one of its kind
+
+
+def check_triton() -> None:
+    """Raises ConfigError where Triton cannot start kernels: it compiles what launches them, in C, and says so only when
+    the first one is launched, behind a model that took minutes to load."""
+    from triton.runtime.driver import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:
+        raise ConfigError(
+            f"device is cuda, but Triton cannot start kernels here: {type(error).__name__}: {error}. It needs a C "
+            "compiler (gcc, clang, or what CC names) and Python's headers (python3-dev)"
+        ) from error

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from niwaki.kernels.compile_notice import saying_when_long
 from niwaki.kernels.fixed import FixedOps
 from niwaki.runtime.api import BackendInfo, ConfigError, ModelError
 from niwaki.runtime.checkpoint import bundled
@@ -71,6 +72,11 @@ def load(config: EngineConfig) -> LoadedEngine:
         ops=FixedOps() if config.deterministic else None,
     )
     runner.reserve(config.step_tokens + config.max_running_requests)
+    if runner.is_on_gpu:
+        from niwaki.runtime.forward.warm_up import warm_up  # loads Triton, which CPUs do without
+
+        with saying_when_long("niwaki: compiling kernels for this GPU (once; the first time takes a minute) ..."):
+            warm_up(runner)
     weights = weights_fingerprint(folder)
     vocabulary = Vocabulary(
         tokenizer.token_bytes, frozenset(runner.config.eos_ids), runner.config.vocab_size, tokenizer.special_ids

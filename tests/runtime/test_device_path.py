@@ -13,6 +13,8 @@ import torch
 
 pytest.importorskip("tests.kernels.triton_setup")  # skips where the kernels cannot run
 
+from triton.runtime.driver import driver
+
 from niwaki.kernels.triton.coded import CodedProduct, E4m3Product
 from niwaki.kernels.triton.ops import TritonOps
 from niwaki.radix.pages import PageCopy
@@ -245,6 +247,21 @@ def test_heads_too_wide_for_a_gpu_are_refused_before_anything_is_loaded() -> Non
 def test_a_second_gpu_is_not_taken_for_the_first() -> None:
     with pytest.raises(ConfigError, match="chosen by CUDA_VISIBLE_DEVICES"):
         resolve_device("cuda:1")
+
+
+def test_a_gpu_whose_kernels_cannot_be_started_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Driver:
+        def get_current_target(self) -> object:
+            raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(driver, "_active", Driver())
+    with pytest.raises(ConfigError, match=r"RuntimeError: Failed to find C compiler.. It needs a C compiler \(gcc, cl"):
+        resolve_device("cuda")
+    monkeypatch.setattr(Driver, "get_current_target", lambda driver: "cuda:90")
+    assert resolve_device("cuda").type == "cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
