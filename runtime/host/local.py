@@ -437,6 +437,8 @@ class LocalBackend(Templates):
         branch.jobs.append(job)
         result: Pending[tuple[Score, ...]] | Generation = job.pending if isinstance(job, ScoreJob) else job.generation
         result.add_done_callback(lambda: branch.jobs.remove(job))
+        if branch.is_closed:  # meanwhile, by somebody who knew nothing of the job
+            self.cancel(job)
 
     # -- the engine thread ------------------------------------------------------------------------------------------
 

@@ -407,6 +407,9 @@ class EngineClient(Templates):
         except (TypeError, ValueError, OverflowError) as error:  # a lone surrogate in a stop or in a constraint
             self._take(number)
             raise RequestError(f"the request cannot be sent to the engine: {error}") from error
+        if asked.branch is not None and asked.branch.is_closed:  # meanwhile, by somebody who knew nothing of this
+            self.post(frames.Cancel(number))
+            self.post(frames.Close(asked.branch.number))
 
     def post(self, order: Order, *, flush: bool = True) -> None:
         """To whom it may concern: without an engine there is nothing to cancel and nothing to close."""

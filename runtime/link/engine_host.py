@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from niwaki.runtime.api import NiwakiError, Pending
+from niwaki.runtime.api import NiwakiError, Pending, RequestError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Report
@@ -41,7 +41,7 @@ class Host:
 
     def __init__(self, connection: socket.socket) -> None:
         self._link: Link[Report, Order] = Link(
-            connection, Order, self._take_all, self._hang_up, frames.gathered, frames.unwritten
+            connection, Order, self._take_all, self._hang_up, frames.gathered, self._unwritten, self._misread
         )
         self._over = threading.Event()
         self._first: Pending[frames.Load] = Pending()
@@ -79,6 +79,18 @@ class Host:
             else:
                 assert self._orders is not None, "other orders come behind Loaded"
                 self._orders.take(order)
+
+    def _unwritten(self, report: Report, error: Exception) -> Report | None:
+        """As `frames.unwritten`. What goes on telling such pieces is ended: nobody hears of it any more."""
+        if self._orders is not None and isinstance(report, frames.Piece):
+            self._orders.take(frames.Cancel(report.id))
+        return frames.unwritten(report, error)
+
+    def _misread(self, order: object, error: Exception) -> None:
+        """Something came that is no order: tell whoever waits for it."""
+        match order:
+            case [int(), int(number), *_]:  # its tag and its id
+                self._link.post(frames.failed(number, RequestError(f"the engine cannot read the order: {error}")))
 
     def _hang_up(self) -> None:
         last = threading.Timer(END_SECONDS, os._exit, (1,))  # a step may take longer than anybody wants to wait

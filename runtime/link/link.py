@@ -44,16 +44,20 @@ class Link(Generic[Sent, Received]):
         ended: Callable[[], None],
         gather: Callable[[Sequence[Sent]], Sequence[object]] | None = None,
         instead: Callable[[Sent, Exception], Sent | None] | None = None,
+        misread: Callable[[object, Exception], None] | None = None,
     ) -> None:
         """`gather` may make fewer messages of those of a frame. `instead`: what is sent for one that cannot be written,
-        for the reason that is given; without it whoever posts is told."""
+        for the reason that is given; without it whoever posts is told. `misread` is told of one that came and is none
+        of `kind`, as the plain data that it is; without it that is the link's end."""
         self._connection = connection
+        self._kind = kind
         self._decoder: msgspec.msgpack.Decoder[list[Received]] = msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]  # a union as a value
         self._encoder = msgspec.msgpack.Encoder()
         self._receive = receive
         self._ended = ended
         self._gather = gather
         self._instead = instead
+        self._misread = misread
         self._chunk = memoryview(bytearray(CHUNK_BYTES))  # read into, each frame anew
         self._unread = bytearray()  # what came in behind the last whole frame
         self._read_by: asyncio.AbstractEventLoop | None = None  # None: a thread; used on the loop only
@@ -213,11 +217,11 @@ class Link(Generic[Sent, Received]):
             size = self._connection.recv_into(self._chunk)
             body = size - LENGTH.size
             if not self._unread and body >= 0 and LENGTH.unpack_from(self._chunk)[0] == body:  # nearly always
-                self._receive(self._decoder.decode(self._chunk[LENGTH.size : size]))
+                self._receive(self._decoded(self._chunk[LENGTH.size : size]))
             else:
                 self._unread += self._chunk[:size]
                 while (frame := self._next_frame()) is not None:
-                    self._receive(self._decoder.decode(frame))
+                    self._receive(self._decoded(frame))
             is_open = size > 0
         except OSError:
             pass
@@ -228,6 +232,24 @@ class Link(Generic[Sent, Received]):
                 self._ended()
                 self._connection.close()
         return is_open
+
+    def _decoded(self, frame: bytes | memoryview) -> Sequence[Received]:
+        try:
+            return self._decoder.decode(frame)
+        except msgspec.ValidationError:  # one fault must not take along what others wait for
+            if self._misread is None:
+                raise
+            return self._readable(frame, self._misread)
+
+    def _readable(self, frame: bytes | memoryview, misread: Callable[[object, Exception], None]) -> list[Received]:
+        found: list[Received] = []
+        for message in msgspec.msgpack.decode(frame, type=list[msgspec.Raw]):
+            try:
+                found.append(msgspec.msgpack.decode(message, type=self._kind))
+            except msgspec.ValidationError as error:
+                log.exception("a message could not be read")
+                misread(msgspec.msgpack.decode(message), error)
+        return found
 
     def _next_frame(self) -> bytes | None:
         """Without its length; None while it is not whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from niwaki.runtime.api import Delta, Generation, NiwakiError, Pending, SamplingParams, Score
+from niwaki.runtime.api import Delta, Generation, Pending, ProgramError, SamplingParams, Score
 from niwaki.runtime.api.script import Generate, Script
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.host.local_branch import LocalBranch
@@ -19,6 +20,8 @@ from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import Order, Report
 from niwaki.runtime.link.lanes import QUICK_CHARS, Lanes
 from niwaki.runtime.options.limits import TokenIds
+
+log = logging.getLogger("niwaki.server")
 
 COMPILERS = 2  # constraints that compile at once, each for up to a second
 
@@ -63,6 +66,15 @@ class Orders:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def take(self, order: Order) -> None:
+        """A fault is the order's own: whoever waits for it is told."""
+        try:
+            self._carry_out(order)
+        except Exception as error:  # whatever it is, the others go on
+            log.exception("an order could not be carried out")
+            if not isinstance(order, frames.Load | frames.Fork | frames.Demote | frames.Close):  # which have no id
+                self._refuse(order.id, error)
+
+    def _carry_out(self, order: Order) -> None:
         match order:
             case frames.Load():
                 raise AssertionError("read by whoever starts the engine")
@@ -206,13 +218,13 @@ class Orders:
     def _flush(self, request_id: int) -> None:
         try:
             self._outlet.post(frames.Flushed(request_id, self._engine.flush()))
-        except NiwakiError as error:
+        except Exception as error:  # whatever it is, somebody waits for it
             self._outlet.post(frames.failed(request_id, error))
 
     def _look(self, order: frames.Look) -> None:
         try:
             self._outlet.post(frames.Seen(order.id, self._engine.outline(order.limit, order.namespace)))
-        except NiwakiError as error:
+        except Exception as error:  # whatever it is, somebody waits for it
             self._outlet.post(frames.failed(order.id, error))
 
     def _branch(self, order: frames.Start | frames.Weigh) -> LocalBranch:
@@ -230,10 +242,7 @@ class Orders:
         try:
             begun = work()
         except Exception as error:  # whatever it is, somebody waits for it
-            with self._lock:
-                self._running.pop(request_id, None)
-                self._early.pop(request_id, None)
-            self._outlet.post(frames.failed(request_id, error))
+            self._refuse(request_id, error)
             return None
         with self._lock:
             is_wanted = request_id in self._running
@@ -242,6 +251,12 @@ class Orders:
         if not is_wanted:
             begun.cancel()
         return begun
+
+    def _refuse(self, request_id: int, error: Exception) -> None:
+        with self._lock:
+            self._running.pop(request_id, None)
+            self._early.pop(request_id, None)
+        self._outlet.post(frames.failed(request_id, error))
 
     def _ended(self, request_id: int, pending: Pending[Value]) -> Value | None:
         """The value of what has ended, or None where it failed, which is reported."""
@@ -268,5 +283,8 @@ def _changed(before: TokenIds, after: TokenIds) -> tuple[int, bytes]:
 
 
 def _prompt(branch: LocalBranch | None, keep: int, tail: bytes) -> TokenIds:
+    """Raises ProgramError: the branch has not so many tokens, as it was closed meanwhile."""
     ids: TokenIds = np.frombuffer(tail, dtype=np.int32)
+    if branch is not None and len(branch.ids) < keep:
+        raise ProgramError("the branch is closed")
     return ids if branch is None or not keep else np.concatenate([branch.ids[:keep], ids])

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConstraintError, EngineStopped, Generation, Regex, RequestError, SamplingParams, Segment
+from niwaki.runtime.api import (
+    Cancelled,
+    ConstraintError,
+    EngineStopped,
+    Generation,
+    Pending,
+    ProgramError,
+    Regex,
+    RequestError,
+    SamplingParams,
+    Segment,
+)
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.host.local import LocalBackend
 from niwaki.runtime.host.local_branch import LocalBranch
@@ -195,3 +207,63 @@ def test_what_ends_after_its_branch_was_gone_on_with_moves_it_no_more(client: En
     assert list(branch.token_ids)[: len(stood)] == stood
     assert output.token_ids == alike.token_ids
     assert list(branch.token_ids) == list(fresh.token_ids)
+
+
+@pytest.mark.parametrize("asks", ["generate", "score"])
+@pytest.mark.parametrize("is_here", [False, True])
+def test_who_closes_a_branch_while_its_text_is_tokenized_ends_what_is_about_to_run_on_it(
+    client: EngineClient, is_here: bool, asks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = client._link
+    assert isinstance(there, Loop)
+    engine = there.orders._engine
+    backend = engine if is_here else client
+    branch: ClientBranch | LocalBranch
+    branch = engine.open() if is_here else client.open()
+    backend.generate(branch, [Segment("the cat")], SamplingParams(max_new_tokens=1)).result(60)
+    encode = Tokenizer.encode
+
+    def encode_slowly(self: Tokenizer, *args: Any, **options: Any) -> list[int]:
+        backend.close(branch)
+        return encode(self, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_slowly)
+    running: Generation | Pending[Any]
+    if asks == "generate":
+        running = backend.generate(branch, [Segment(" sat")], SamplingParams(max_new_tokens=400, ignore_eos=True))
+    else:
+        running = backend.score(branch, [Segment(" sat")], ["a", "b"])
+    with pytest.raises((Cancelled, ProgramError)):
+        running.result(60)
+    engine.check()
+    assert engine._core.pages.cache.stats().pins == 0
+    assert not there.orders._branches
+    assert engine.usage()["requests_running"] == 0
+
+
+def test_an_order_that_names_tokens_which_its_branch_has_not_is_refused(client: EngineClient) -> None:
+    """They would be left out of the prompt without a word."""
+    branch = client.open()
+    client.generate(branch, [Segment("the cat")], SamplingParams(max_new_tokens=1)).result(60)
+    client.post(frames.Close(branch.number))
+    with pytest.raises(ProgramError, match="closed"):
+        client.generate(branch, [Segment(" sat")], SamplingParams(max_new_tokens=1)).result(60)
+
+
+def test_an_order_that_makes_no_sense_is_told_so_and_leaves_nothing_behind(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = client._link
+    assert isinstance(there, Loop)
+    told: list[str] = []
+
+    def receive(reports: Sequence[frames.Message]) -> None:
+        told.extend(report.kind for report in reports if isinstance(report, frames.Failed))
+
+    monkeypatch.setattr(client, "receive", receive)
+    unknown = {frames.KIND: "Nothing"}
+    there.post(frames.Start(71, 0, 0, b"abc", unknown, "", None, 0, False, 0))
+    there.post(frames.Weigh(72, 73, 0, b"abc", "", 0, ("a",), False, False, 0))
+    there.post(frames.RunScript(74, unknown, "", ()))
+    assert told == ["GenerationError"] * 3
+    assert not there.orders._running

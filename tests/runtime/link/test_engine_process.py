@@ -28,6 +28,7 @@ from niwaki.runtime.api import (
     EngineStopped,
     ModelError,
     Regex,
+    RequestError,
     SamplingParams,
     Segment,
 )
@@ -172,6 +173,19 @@ def test_a_constraint_is_refused_at_once_and_a_good_one_is_kept(process: EngineP
         process.backend.start(ids, SamplingParams(constraint=Regex("a{3")))
     chosen = process.backend.start(ids, SamplingParams(max_new_tokens=9, constraint=Choices(("the cat", "a dog"))))
     assert chosen.result(60)[0].text in ("the cat", "a dog")
+
+
+def test_an_order_that_it_cannot_read_is_refused_and_the_engine_lives(process: EngineProcess) -> None:
+    """Past the types that the client declares."""
+    pid, client = process.pid, process.backend
+    with pytest.raises(RequestError, match="cannot read the order"):
+        client.score(client.open(), [], [3]).result(60)  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="cannot read the order"):
+        client.outline(1.5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="cannot be sent"):
+        client.outline(2**70)
+    assert client.start(np.array([5, 6], np.int32), GREEDY).result(60)
+    assert process.pid == pid
 
 
 def test_what_is_cancelled_ends_there_too(process: EngineProcess) -> None:

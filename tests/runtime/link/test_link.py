@@ -251,6 +251,30 @@ def test_a_report_that_cannot_be_written_takes_no_other_along_and_is_told_as_a_f
         one.join(60)
 
 
+def test_a_message_that_is_none_takes_no_other_along_and_is_told() -> None:
+    theirs, ours = socket.socketpair()
+    come: list[frames.Order] = []
+    misread: list[object] = []
+    have_come = threading.Semaphore(0)
+
+    def receive(orders: Sequence[frames.Order]) -> None:
+        come.extend(orders)
+        have_come.release()
+
+    link: Link[object, frames.Order] = Link(
+        ours, frames.Order, receive, lambda: None, misread=lambda message, error: misread.append(message)
+    )
+    link.start()
+    for orders in ([frames.Close(1), [7, 2, None, ""], frames.Close(3)], [frames.Close(4)]):
+        body = msgspec.msgpack.encode(orders)
+        theirs.sendall(LENGTH.pack(len(body)) + body)
+        assert have_come.acquire(timeout=60)
+    assert come == [frames.Close(1), frames.Close(3), frames.Close(4)]
+    assert misread == [[7, 2, None, ""]]
+    theirs.close()
+    link.join(60)
+
+
 def test_who_posts_what_cannot_be_written_is_told_and_the_others_are_sent(writer: Writer) -> None:
     writer.link.post([1], flush=False)
     with pytest.raises(TypeError, match="object"):
