@@ -69,7 +69,11 @@ class RayEngines(RemoteEngine):
         self.tokenizer = Tokenizer(bundled.MODEL_DIR if self._model is None else self._model)
         self._cluster.enter_context(connected(self._config.address))
         handle = deploy(self._model, self._options, self._config)
-        self.loaded = msgspec.msgpack.decode(handle.loaded.remote().result(timeout_s=START_SECONDS), type=frames.Loaded)
+        try:
+            said = handle.loaded.remote().result(timeout_s=START_SECONDS)
+            self.loaded = msgspec.msgpack.decode(said, type=frames.Loaded)
+        except Exception as error:  # whatever Ray calls it; or replicas of another version
+            raise EngineStopped(f"the replicas do not say what they are: {type(error).__name__}: {error}") from error
         # Other servers may ask the same replicas: numbers of orders must not meet there.
         self.backend = EngineClient(self.tokenizer, first_number=secrets.randbits(61))
         self._link = ReplicaLink(handle, self.backend)
@@ -150,10 +154,11 @@ class ReplicaLink:
         self._soon(self._begin, 0, self._beat)
 
     def close(self) -> None:
-        """What still runs is cancelled."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """What still runs is cancelled. One that was never started is closed, too."""
+        if self._thread.ident is not None:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
         self._loop.close()
 
     def process_ids(self) -> list[int]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from niwaki.runtime.api import Delta
+from niwaki.runtime.api import Delta, EngineStopped
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.engine_client import EngineClient
 from niwaki.runtime.link.frames import Report
-from niwaki.runtime.replicas.engines import ReplicaLink
+from niwaki.runtime.replicas import engines
+from niwaki.runtime.replicas.engines import RayEngines, ReplicaLink
 
 
 class Heard:
@@ -105,6 +107,38 @@ def test_what_is_posted_when_the_link_is_down_is_lost_without_a_word() -> None:
     link.close()
     for order in (frames.Look(9, 10, ""), frames.Cancel(9), frames.Flush(10)):
         link.post(order)
+
+
+class Silent:
+    """A handle whose replicas do not come up, or are of another version."""
+
+    def __init__(self, said: Exception | bytes) -> None:
+        self._said = said
+        self.loaded = self
+
+    def remote(self) -> Silent:
+        return self
+
+    def result(self, timeout_s: float) -> bytes:
+        if isinstance(self._said, Exception):
+            raise self._said
+        return self._said
+
+
+@pytest.mark.parametrize("said", [TimeoutError("it took too long"), msgspec.msgpack.encode([20, "toy"])])
+def test_replicas_that_do_not_say_what_they_are_are_no_engine(
+    said: Exception | bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "connected", lambda address: nullcontext())
+    monkeypatch.setattr(engines, "deploy", lambda *given: Silent(said))
+    with pytest.raises(EngineStopped, match="do not say what they are"), RayEngines():
+        pass
+
+
+def test_a_link_that_was_never_started_can_be_closed() -> None:
+    link = ReplicaLink(Deployment(refuse), cast("EngineClient", Heard()))
+    link.close()
+    link.post(frames.Flush(1))
 
 
 PIECE = frames.Piece(1, Delta("a", (1,)))
