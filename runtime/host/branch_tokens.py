@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from niwaki.runtime.api import Branch, ProgramError, Segment
+from niwaki.runtime.api import Backend, Branch, CapacityError, ProgramError, Segment
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.options.limits import TokenIds
 
@@ -61,6 +61,22 @@ class BranchTokens:
                 return ids, len(ids) - len(tokenizer.plain_ids(text))
             text = segment.text + text
         return ids, self.num_settled
+
+
+def append_within(backend: Backend, branch: Branch, delta: Sequence[Segment]) -> None:
+    """Append for somebody who may ask for any number of branches: each has all of its tokens, however it was made.
+
+    Raises CapacityError: they are more than the context holds, and nothing could go on from there. The branch stands
+    where it stood.
+    """
+    own = own_branch(branch, BranchTokens)
+    before = own.ids, own.num_settled, own.num_open
+    backend.append(branch, delta)
+    most = backend.info().context_length
+    if len(own.ids) > most:
+        count = len(own.ids)
+        own.move(*before)
+        raise CapacityError(f"the text has {count} tokens; at most {most} fit into the context")
 
 
 def own_branch(branch: Branch, kind: type[Own]) -> Own:

@@ -16,6 +16,7 @@ from niwaki.runtime.api import (
     Backend,
     Branch,
     Cancelled,
+    CapacityError,
     EngineStopped,
     Generation,
     Pending,
@@ -25,13 +26,17 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.api.choices import METHODS, decided
 from niwaki.runtime.api.script import Choose, Generate, Lane, Part, Say, Script, Split
-from niwaki.runtime.host.branch_tokens import BranchTokens
+from niwaki.runtime.host.branch_tokens import BranchTokens, append_within
 from niwaki.runtime.link import frames
 from niwaki.runtime.link.frames import ScriptReport
 
 # Text and choices of more characters than this are not tokenized on the thread that brought a result, which may be the
 # engine's: a character takes 0.6 us.
 QUICK_CHARS = 4096
+# What a script may say again of its calls' texts: a few bytes ask for all of one, and to tokenize a text of 4 MiB
+# takes 450 MiB. Before one call of a lane, and in all.
+MOST_QUOTED = 4 * 2**20  # characters
+MOST_QUOTED_IN_ALL = 4 * MOST_QUOTED
 
 Result: TypeAlias = Generation | Pending[tuple[Score, ...]]
 
@@ -56,11 +61,13 @@ class _Moving:
         self.ops = deque(ops)
         self.branch: Branch | None = None
         self.is_taken = False
+        self.has_failed = False
         self.delta: list[Segment] = []
+        self.num_quoted = 0  # characters of it
 
     def taken_delta(self) -> list[Segment]:
         """The text that the branch does not hold yet."""
-        delta, self.delta = self.delta, []
+        delta, self.delta, self.num_quoted = self.delta, [], 0
         return delta
 
 
@@ -91,6 +98,7 @@ class Lanes:
         self._lanes = [_Moving(number, ops) for number, ops in enumerate(script.branches)]
         self._lock = threading.Lock()  # the fields below
         self._texts: dict[int, str] = {}
+        self._num_quoted = 0  # characters of them that were said again
         self._waiting: dict[int, list[_Moving]] = {}  # for the text of a call
         self._num_busy = 1  # calls that run, and threads that move lanes; the start is one
         self._is_cancelled = False
@@ -129,14 +137,15 @@ class Lanes:
         while ready:
             lane = ready.popleft()
             try:
-                ready += self._advance(lane)
+                self._advance(lane, ready)
             except Exception as error:  # whatever it is, somebody waits for what the lane will not do
+                lane.has_failed = True
                 for call in [op.call for op in lane.ops if isinstance(op, Generate | Choose)][:1]:
                     self._tell(frames.call_failed(self._id, call, error))
 
-    def _advance(self, lane: _Moving) -> list[_Moving]:
-        """Up to the lane's next call, or a text that is not there yet. Gives the lanes that start from it."""
-        started: list[_Moving] = []
+    def _advance(self, lane: _Moving, started: deque[_Moving]) -> None:
+        """Up to the lane's next call, or a text that is not there yet. The lanes that start from it are `started`, also
+        where it fails behind that."""
         branch = lane.branch
         assert branch is not None, "a lane moves once it is started"
         while lane.ops:
@@ -145,7 +154,7 @@ class Lanes:
                 case Say(parts, control):
                     text = self._text(parts, lane)
                     if text is None:
-                        return started
+                        return
                     if text:
                         lane.delta.append(Segment(text, control))
                 case Split(number):
@@ -156,12 +165,11 @@ class Lanes:
                     pending = self._call(lane, branch, op)
                     lane.ops.popleft()
                     pending.add_done_callback(partial(self._on_done, lane, op, pending))
-                    return started
+                    return
             lane.ops.popleft()
         self._append(lane, branch)
         if not self._is_over:
             self._tell(_lane_ended(self._id, lane.number, branch))
-        return started
 
     def _call(self, lane: _Moving, branch: Branch, op: Generate | Choose) -> Result:
         with self._lock:
@@ -214,17 +222,22 @@ class Lanes:
         return found
 
     def _text(self, parts: Sequence[Part], lane: _Moving) -> str | None:
-        """None: a call's text is missing, and the lane is moved on when it is there."""
+        """None: a call's text is missing, and the lane is moved on when it is there. Raises CapacityError."""
         with self._lock:
             for part in parts:
                 if isinstance(part, int) and part not in self._texts:
                     self._waiting.setdefault(part, []).append(lane)
                     return None
+            more = sum(len(self._texts[part]) for part in parts if isinstance(part, int))
+            if lane.num_quoted + more > MOST_QUOTED or self._num_quoted + more > MOST_QUOTED_IN_ALL:
+                raise CapacityError(f"the texts of calls are said again in more than {MOST_QUOTED} characters")
+            lane.num_quoted += more
+            self._num_quoted += more
             return "".join(self._texts[part] if isinstance(part, int) else part for part in parts)
 
     def _append(self, lane: _Moving, branch: Branch) -> None:
         if lane.delta:
-            self._backend.append(branch, lane.taken_delta())
+            append_within(self._backend, branch, lane.taken_delta())
 
     def _stand(self, lane: _Moving, branch: Branch) -> None:
         lane.branch = branch
@@ -246,7 +259,7 @@ class Lanes:
             is_last = self._num_busy == 0
         if is_last:
             first = self._lanes[0]
-            is_whole = self._is_over and not first.ops and first.branch is not None
+            is_whole = self._is_over and not (first.ops or first.has_failed) and first.branch is not None
             self._tell(
                 frames.ScriptOver(self._id, tuple(first.branch.token_ids) if is_whole and first.branch else None)
             )

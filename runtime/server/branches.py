@@ -24,6 +24,7 @@ from niwaki.runtime.api import (
     Pending,
     Score,
 )
+from niwaki.runtime.host.branch_tokens import append_within
 from niwaki.runtime.link.wake import wake
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import (
@@ -50,7 +51,7 @@ from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.programs import Engine
 from niwaki.runtime.server.rates import tokens_of
-from niwaki.runtime.server.service import Service
+from niwaki.runtime.server.service import Service, size_of_rows
 from niwaki.runtime.server.sse import EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     gives,
@@ -216,7 +217,7 @@ def branches_router(branches: Branches) -> APIRouter:
         branches.check_room()
         held = branches.take(branch_id, key)
         try:
-            await _apart(service, lambda: backend.append(held.branch, segments_of(body.delta)))
+            await _apart(service, lambda: append_within(backend, held.branch, segments_of(body.delta)))
             twin = backend.fork(held.branch)
         finally:
             branches.give_back(held)
@@ -229,7 +230,7 @@ def branches_router(branches: Branches) -> APIRouter:
         body = await read_body(request, AppendBody, service.config)
         held = branches.take(branch_id, key_of(request))
         try:
-            await _apart(service, lambda: backend.append(held.branch, segments_of(body.delta)))
+            await _apart(service, lambda: append_within(backend, held.branch, segments_of(body.delta)))
         finally:
             branches.give_back(held)
         return json_response({"id": branch_id})
@@ -292,8 +293,8 @@ def branches_router(branches: Branches) -> APIRouter:
             waiting.add(backend.score(held.branch, delta, body.continuations, **options))
 
         try:
-            service.admit(1)
-            waiting = _Waiting()
+            waiting = _Waiting(size_of_rows(len(body.continuations), unconditional=body.unconditional))
+            service.admit(waiting.size)
             service.enter(waiting)
             try:
                 await _apart(service, start)
@@ -310,9 +311,8 @@ def branches_router(branches: Branches) -> APIRouter:
 class _Waiting:
     """A result that a client waits for, pending or about to be."""
 
-    size = 1  # its rows give no token
-
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._reason: EngineStopped | None = None

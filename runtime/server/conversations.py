@@ -26,7 +26,7 @@ from niwaki.runtime.api import (
     SamplingParams,
     Segment,
 )
-from niwaki.runtime.host.branch_tokens import BranchTokens
+from niwaki.runtime.host.branch_tokens import BranchTokens, append_within
 from niwaki.runtime.options.limits import TokenIds
 
 MAX_PLACES = 1024
@@ -94,10 +94,15 @@ class Conversations:
                 except (EngineStopped, ProgramError):  # closed meanwhile, or its engine is another by now
                     pass
                 else:
-                    self.backend.append(branch, segments[num_known:])
-                    return branch
-        branch = self.backend.open(namespace=namespace)
-        self.backend.append(branch, segments)
+                    return self._behind(branch, segments[num_known:])
+        return self._behind(self.backend.open(namespace=namespace), segments)
+
+    def _behind(self, branch: Branch, segments: Sequence[Segment]) -> Branch:
+        try:
+            append_within(self.backend, branch, segments)
+        except BaseException:
+            self._close(branch)  # nobody else knows of it
+            raise
         return branch
 
     def past(self, turn: str) -> Past | None:
@@ -119,7 +124,7 @@ class Conversations:
         with self._lock:
             place = self._places.pop(turn, None)
         if place is not None:
-            self._close(place)
+            self._close(place.branch)
 
     def start_sweeping(self) -> None:
         """On the event loop: give up idle places from now on. Calling it twice is allowed."""
@@ -143,11 +148,11 @@ class Conversations:
     def _rest(self, place: Place) -> None:
         with contextlib.suppress(EngineStopped, ProgramError):  # it holds nothing any more, or was closed meanwhile
             self.backend.demote(place.branch)
-        self._close(place)
+        self._close(place.branch)
 
-    def _close(self, place: Place) -> None:
+    def _close(self, branch: Branch) -> None:
         try:
-            self.backend.close(place.branch)
+            self.backend.close(branch)
         except EngineStopped:
             return  # it holds nothing any more
 

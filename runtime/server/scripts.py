@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
@@ -39,6 +39,7 @@ from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.errors import ApiError, as_api_error
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import tokens_of
+from niwaki.runtime.server.service import MAX_SEQUENCES, size_of_rows
 from niwaki.runtime.server.sse import EventStream, event
 from niwaki.runtime.server.wire import ChoiceList, Json, Name, Strict, Text, read_body, takes, to_json
 
@@ -118,11 +119,13 @@ class Running:
         self._script = Script(tuple(tuple(map(_op, ops)) for ops in body.branches), body.is_over)
         self._generations = {op.call for lane in self._script.branches for op in lane if isinstance(op, Generate)}
         self._metrics = metrics
-        self.size = max(1, sum(map(_width, self._script.branches)))
+        self.size = _size_of(self._script.branches)
         self.num_tokens = 0
         self.has_ended = False
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
+        self._beginning: asyncio.Future[None] | None = None  # used on the loop only, as is the next one
+        self._reason: EngineStopped | None = None  # of an interruption
         self._lock = threading.Lock()  # the fields below
         self._news: list[News] = []
         self._there: RunningScript | None = None
@@ -143,6 +146,21 @@ class Running:
         if is_closed:  # meanwhile
             there.cancel()
 
+    async def begun(self, beginning: Awaitable[None]) -> None:
+        """Wait for `beginning`, which calls `start`. Raises what it raises, or what `interrupt` was given meanwhile:
+        then it goes on by itself, as what compiles does, and what it has started is cancelled."""
+        self._beginning = asyncio.ensure_future(beginning)
+        try:
+            await self._beginning
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._reason is None or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._beginning = None
+        if self._reason is not None:
+            raise self._reason
+
     async def news(self) -> AsyncIterator[News]:
         """In order, up to the end."""
         while not self.has_ended:
@@ -162,8 +180,11 @@ class Running:
         return self._there.take(lane)
 
     def interrupt(self, reason: EngineStopped) -> None:
+        self._reason = reason
         self._tell(as_api_error(reason).body())
         self.close()
+        if self._beginning is not None:
+            self._beginning.cancel()
 
     def close(self) -> None:
         """Stop what still runs, and close what nobody took over. Calling it twice is allowed."""
@@ -219,10 +240,17 @@ def _op(body: OpBody) -> Op:
             return Split(number)
 
 
-def _width(lane: Lane) -> int:
-    """Sequences that it runs at once, at most. The rows of a choice count as one: they give no token."""
-    calls = [op for op in lane if isinstance(op, Generate | Choose)]
-    return max((call.params.n if isinstance(call, Generate) else 1 for call in calls), default=0)
+def _size_of(lanes: Sequence[Lane]) -> int:
+    """Sequences that they run at once, at most. A choice is as many as `size_of_rows` says, but no reason to refuse a
+    script: as one each, there may be too many in it."""
+    calls = [[op for op in lane if isinstance(op, Generate | Choose)] for lane in lanes]
+    widths = [max((op.params.n if isinstance(op, Generate) else 1 for op in lane), default=0) for lane in calls]
+    rows = [max((_rows_of(op) for op in lane if isinstance(op, Choose)), default=0) for lane in calls]
+    return max(1, sum(widths), min(MAX_SEQUENCES, sum(map(max, widths, rows))))
+
+
+def _rows_of(op: Choose) -> int:
+    return size_of_rows(len(op.choices), unconditional=METHODS[op.method].needs_unconditional)
 
 
 def scripts_router(branches: Branches) -> APIRouter:
@@ -240,7 +268,7 @@ def scripts_router(branches: Branches) -> APIRouter:
         names = {} if body.is_over else {number: uuid.uuid4().hex for number in range(len(body.branches))}
         try:
             namespace = service.namespace(key, body.namespace)
-            await service.apart(partial(running.start, branches.backend, namespace, names))
+            await running.begun(service.apart(partial(running.start, branches.backend, namespace, names)))
         except BaseException as error:
             service.finish(running)
             if isinstance(error, Exception):

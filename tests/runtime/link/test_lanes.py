@@ -216,6 +216,40 @@ def test_what_is_cancelled_is_told_and_gives_its_pages_back(engine: Engine) -> N
     ]
 
 
+@pytest.mark.parametrize(("most", "in_all"), [(50, 1000), (1000, 50)])
+def test_a_script_says_no_text_again_for_ever(
+    engine: Engine, most: int, in_all: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number in its body stands for a whole text of a call."""
+    monkeypatch.setattr(lanes_module, "MOST_QUOTED", most)
+    monkeypatch.setattr(lanes_module, "MOST_QUOTED_IN_ALL", in_all)
+    told = Told()
+    first = (Say(("the cat",)), Generate(0, PARAMS), Split(1))
+    script = Script(((*first, Say((0,) * 60), Generate(1, PARAMS)), (Say((0,)), Generate(2, PARAMS))), is_over=True)
+    engine.backend._between_steps(Lanes(engine.backend, script, "", told).start)
+    assert set(told.texts()) == {0, 2}
+    (failed,) = [report for report in told.reports if isinstance(report, frames.CallFailed)]
+    assert (failed.call, failed.kind) == (1, "CapacityError")
+    assert told.reports[-1] == frames.ScriptOver(0, None)
+
+
+def test_a_lane_that_fails_behind_another_which_starts_from_it_takes_that_one_not_along(engine: Engine) -> None:
+    told = Told()
+    too_long = Generate(1, replace(PARAMS, max_new_tokens=100_000))
+    script = Script(((Say(("the cat",)), Split(1), too_long), (Generate(2, PARAMS),)), is_over=True)
+    engine.backend._between_steps(Lanes(engine.backend, script, "", told).start)
+    assert set(told.texts()) == {2}
+    assert [report.call for report in told.reports if isinstance(report, frames.CallFailed)] == [1]
+
+
+def test_a_lane_whose_last_text_does_not_fit_tells_no_tokens_without_it(engine: Engine) -> None:
+    told = Told()
+    script = Script(((Say(("the cat",)), Generate(0, PARAMS), Say(("the cat " * 4000,))),), is_over=True)
+    engine.backend._between_steps(Lanes(engine.backend, script, "", told).start)
+    assert set(told.texts()) == {0}
+    assert told.reports[-1] == frames.ScriptOver(0, None)
+
+
 def test_what_a_script_leaves_open_is_told_before_the_call_that_ends_it(engine: Engine) -> None:
     told: list[ScriptReport] = []
     is_over: Pending[None] = Pending()

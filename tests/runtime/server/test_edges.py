@@ -83,7 +83,7 @@ OF_MEANING = re.compile(
             "json_spacing is about JSON", "structured_outputs: give one of", "states written out, at most",
             "top_logprobs needs logprobs", "stream_options needs stream", "disagree; give one",
             "above the [0-9]+ tokens", "token ids must be from", "at most [0-9]+ fit with one new one",
-            "new ones need [0-9]+ tokens",
+            "new ones need [0-9]+ tokens", "at most [0-9]+ fit into the context",
         )
     )
 )  # fmt: skip

@@ -26,7 +26,7 @@ from niwaki.runtime.server.keys import KeyLimits, digest_of, read_keys
 from niwaki.runtime.server.options import add_options, config_of
 from niwaki.runtime.server.rates import Rates
 from niwaki.runtime.server.serve import serving
-from niwaki.runtime.server.service import LONG_BODY
+from niwaki.runtime.server.service import LONG_BODY, ROWS
 from tests.lang.waiting import PATIENCE, wait_until
 from tests.runtime.server.conftest import held, nobody_waits
 
@@ -212,6 +212,30 @@ def test_who_may_have_one_request_at_once_has_no_second_while_one_is_prepared(
         gate.set()
         assert refused.status_code == 429
         assert running.result().status_code == 200
+
+
+def test_a_choice_among_many_takes_more_than_one_place_in_the_queue(toy_folder: Path) -> None:
+    """Each text that is scored holds the tokens of what stands before it."""
+    long = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": True}
+    many = [f"{number}" for number in range(ROWS + 1)]
+    script = [{"do": "say", "parts": ["a"]}, {"do": "choose", "call": 0, "choices": many, "method": "exact"}]
+    with (
+        Engine(toy_folder, kv_tokens=2048, max_running_requests=2) as engine,
+        serving(engine, ServerConfig(port=0, max_queued=0)) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        branch = client.post("/branches", json={}).json()["id"]
+        asked = {
+            f"/branches/{branch}/score": {"delta": [{"text": "a"}], "continuations": many},
+            "/scripts": {"branches": [script], "is_over": True},
+        }
+        with held(engine), client.stream("POST", "/v1/completions", json=long):
+            for page, body in asked.items():
+                refused = client.post(page, json=body)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        for page, body in asked.items():
+            wait_until(lambda: "niwaki_sequences_in_flight 0.0" in client.get("/metrics").text)
+            assert client.post(page, json=body).status_code == 200
 
 
 def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> None:

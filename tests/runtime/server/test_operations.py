@@ -23,15 +23,15 @@ import httpx2
 import pytest
 from jsonschema import ValidationError  # type: ignore[import-untyped]  # ships no types
 
+from niwaki.lang.remote_wire import params_json
 from niwaki.radix.outline import OutlineNode
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, Regex, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link.engine_process import EngineProcess
 from niwaki.runtime.server import logs, serve
 from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.listen import bind, url_of
 from niwaki.runtime.server.serve import make_server, serving
-from niwaki.runtime.server.tracing import Tracing
 from tests.lang.waiting import wait_until
 from tests.runtime.server.conftest import compiling_held, held
 from tests.runtime.server.described import Described
@@ -146,26 +146,6 @@ def test_logs_are_json_lines_under_the_id_of_their_request(client: httpx2.Client
     assert "canary" not in written.getvalue()
 
 
-def test_traces_hold_a_span_for_each_request_in_the_trace_of_its_caller() -> None:
-    pytest.importorskip("opentelemetry.sdk")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    tracing = Tracing(SimpleSpanProcessor(exporter))
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    end = tracing.begin("POST", "/generate", {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
-    end(503, "mine-9")
-    (span,) = exporter.get_finished_spans()
-    assert span.name == "POST /generate"
-    assert span.context is not None
-    assert f"{span.context.trace_id:032x}" == trace_id
-    assert span.attributes is not None
-    assert span.attributes["http.response.status_code"] == 503
-    assert span.attributes["niwaki.request_id"] == "mine-9"
-    tracing.close()
-
-
 def test_the_api_describes_its_bodies_and_no_reference_dangles(client: httpx2.Client) -> None:
     document = client.get("/openapi.json").json()
     text = json.dumps(document)
@@ -238,6 +218,28 @@ def test_who_outlives_the_drain_is_told(toy_folder: Path, caplog: pytest.LogCapt
     why = "the server is shutting down, and the 0 s that it leaves to requests are over"
     assert error["message"] == f"{why}; try again"
     assert [record.getMessage() for record in caplog.records] == [f"1 sequences were cut off: {why}"]
+
+
+def test_a_script_that_still_compiles_when_the_drain_is_over_is_told(toy_folder: Path) -> None:
+    config = ServerConfig(port=0, drain_seconds=0)
+    answers: list[httpx2.Response] = []
+    params = params_json(SamplingParams(max_new_tokens=8, constraint=Regex("(cut|off)+")))
+    ops = [{"do": "say", "parts": ["a"]}, {"do": "generate", "call": 0, "params": params}]
+
+    def ask(url: str) -> None:
+        answers.append(httpx2.post(f"{url}/scripts", json={"branches": [ops], "is_over": True}, timeout=60))
+
+    with Engine(toy_folder, kv_tokens=2048) as engine, compiling_held() as begun:
+        with serving(engine, config) as url:
+            asking = threading.Thread(target=ask, args=(url,))
+            asking.start()
+            assert begun.acquire(timeout=60)
+        asking.join()
+        assert not begun.acquire(blocking=False)
+    (answer,) = answers
+    assert answer.status_code == 503
+    why = "the server is shutting down, and the 0 s that it leaves to requests are over; try again"
+    assert answer.json()["error"]["message"] == why
 
 
 def test_who_still_compiles_or_waits_for_that_when_the_drain_is_over_is_told(toy_folder: Path) -> None:

@@ -248,6 +248,20 @@ def test_a_busy_branch_takes_no_second_call_and_a_foreign_one_is_not_there(engin
             nobody.info()
 
 
+@pytest.mark.parametrize("what", ["append", "fork"])
+def test_no_branch_holds_more_than_the_context_does(url: str, what: str) -> None:
+    """A fork of it costs a few bytes to ask for, and would hold all of its tokens."""
+    with httpx2.Client(base_url=url) as client:
+        path = f"/branches/{client.post('/branches', json={}).json()['id']}"
+        client.post(f"{path}/append", json={"delta": [{"text": "the cat"}]})
+        before = client.get(path).json()
+        refused = client.post(f"{path}/{what}", json={"delta": [{"text": " sat" * 4000}]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert client.get(path).json() == before
+        assert client.post(f"{path}/{what}", json={"delta": [{"text": " sat"}]}).status_code == 200
+        client.delete(path)
+
+
 def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
     async def run() -> None:
         branches = Branches(engine.backend, idle_seconds=0.05)
