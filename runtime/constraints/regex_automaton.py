@@ -15,6 +15,9 @@ from niwaki.runtime.constraints.regex_tree import MAX_CODE_POINT, Ranges, normal
 COLUMN, ROW, RADIUS, MARGIN = 150, 90, 22, 60
 LOOP: Final = 40  # above the first row: an edge that leads back to its state
 MAX_LABEL: Final = 18
+LETTER, LINE = 7.0, 12.0  # of a label
+# Where on its edge a label may stand: first nearer to the start, as edges that cross do so in their middle.
+ALONG: Final = (0.35, 0.2, 0.5, 0.65, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,21 @@ def drawn(automaton: CharacterAutomaton) -> str:
     width, height = 2 * MARGIN + COLUMN * (len(columns) - 1) + beside, above + MARGIN + ROW * tallest + below
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {MARGIN - above} {width} {height}" '
-        f'width="{width}" height="{height}" '
+        f'width="{width}" height="{height}" role="img" '
+        f'aria-label="An automaton of {len(places)} states and {len(automaton.edges)} edges" '
         'font-family="sans-serif" font-size="12">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
         f'<rect y="{MARGIN - above}" width="100%" height="100%" fill="#fff"/>',
     ]
+    taken: list[_Label] = []
     for source, ranges, target in automaton.edges:
-        parts += _edge(places[source], places[target], label(ranges), depths[target] - depths[source])
+        parts += _edge(places[source], places[target], label(ranges), depths[target] - depths[source], taken)
+    parts += [
+        f'<text x="{one.x:.1f}" y="{one.y:.1f}" text-anchor="middle" fill="#333" '  # whatever crosses it
+        f'stroke="#fff" stroke-width="3" paint-order="stroke">{escape(one.text)}</text>'
+        for one in taken
+    ]
     for state, (x, y) in places.items():
         rings = (RADIUS, RADIUS - 4) if state in automaton.accepting else (RADIUS,)
         parts += [f'<circle cx="{x:g}" cy="{y:g}" r="{r}" fill="#fff" stroke="#2b5" stroke-width="2"/>' for r in rings]
@@ -120,24 +130,37 @@ def _sideways(start: tuple[float, float], end: tuple[float, float]) -> float:
     return (60 * abs(rows) - 20) * (1 if rows > 0 else -1) if rows else 0.0
 
 
-def _beside(start: float, control: float, end: float) -> float:
-    """On the curve, nearer to its start: edges that cross do so in their middle."""
-    return 0.42 * start + 0.46 * control + 0.12 * end
+@dataclass(frozen=True, slots=True)
+class _Label:
+    x: float  # its middle
+    y: float
+    text: str
+
+    def is_clear_of(self, other: _Label) -> bool:
+        across = LETTER * (len(self.text) + len(other.text)) / 2
+        return abs(self.x - other.x) >= across or abs(self.y - other.y) >= LINE
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float], text: str, forward: int) -> Iterable[str]:
+def _on_curve(t: float, start: float, control: float, end: float) -> float:
+    return (1 - t) * (1 - t) * start + 2 * t * (1 - t) * control + t * t * end
+
+
+def _edge(
+    start: tuple[float, float], end: tuple[float, float], text: str, forward: int, taken: list[_Label]
+) -> Iterable[str]:
+    """Its line. Its label goes behind those that are `taken`, where it is clear of them."""
     (x, y), (u, v) = start, end
     if start == end:
         path = (
             f"M{x - 10:g} {y - RADIUS + 2:g}C{x - 30:g} {y - 62:g} {x + 30:g} {y - 62:g} {x + 10:g} {y - RADIUS + 2:g}"
         )
-        place = (x, y - 51)
+        taken.append(_Label(x, y - 56, text))
     else:
         control = ((x + u) / 2 + _sideways(start, end), (y + v) / 2 - _bend(forward))
         one, other = atan2(control[1] - y, control[0] - x), atan2(control[1] - v, control[0] - u)
         x, y = x + RADIUS * cos(one), y + RADIUS * sin(one)
         u, v = u + RADIUS * cos(other), v + RADIUS * sin(other)
         path = f"M{x:.1f} {y:.1f}Q{control[0]:.1f} {control[1]:.1f} {u:.1f} {v:.1f}"
-        place = (_beside(x, control[0], u), _beside(y, control[1], v))
+        tried = [_Label(_on_curve(t, x, control[0], u), _on_curve(t, y, control[1], v) - 5, text) for t in ALONG]
+        taken.append(next((one for one in tried if all(map(one.is_clear_of, taken))), tried[0]))
     yield f'<path d="{path}" fill="none" stroke="#555" marker-end="url(#tip)"/>'
-    yield f'<text x="{place[0]:.1f}" y="{place[1] - 5:.1f}" text-anchor="middle" fill="#333">{escape(text)}</text>'

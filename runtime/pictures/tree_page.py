@@ -8,6 +8,7 @@ All text of the tree goes through `escape`: it may hold anything.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -29,6 +30,7 @@ i.held { background: var(--sampled) !important } i.tree { background: var(--wood
 .node.lower rect { fill: none; stroke-dasharray: 4 3 }
 .node:hover rect { stroke: var(--ink); stroke-opacity: 1 }
 .node text { fill: var(--ink); font-size: 12px; pointer-events: none }
+.beside { fill: var(--soft); font-size: 12px }
 .twig { fill: none; stroke: var(--wood); stroke-width: 1.5; opacity: .5 }
 .nodes { overflow-x: auto }
 table { width: 100%; border-collapse: collapse; font-size: 13px; margin-top: 28px; font-variant-numeric: tabular-nums }
@@ -49,7 +51,8 @@ def draw(view: TreeView) -> Picture:
         f'{_pool(view)}<div class="chart" tabindex="0" role="region" aria-label="The tree, from the first token on">'
         f"{_svg(view)}</div>"
         '<p class="note">A box is a run of tokens, as wide as it is long, the root at the left; what stands to the right '
-        "of a box goes on from it. The paler its edge, the longer ago it was used.</p>"
+        "of a box goes on from it. Behind the last box of a row stands what had no room in its boxes. The paler its "
+        "edge, the longer ago it was used.</p>"
         f"{_table(view)}</main>"
     )
     return page_of(f"Radix tree of {view.model}", body, style=STYLE)
@@ -120,6 +123,7 @@ def _svg(view: TreeView) -> str:
             drawn.append(f'<path class="twig" d="M{x:.1f} {y:.1f}L{box.x:.1f} {(box.row + 0.5) * ROW:.1f}"/>')
     for box in boxes:
         drawn.append(_drawn(view.nodes[box.index], box, oldest))
+    drawn += _beside(view, boxes)
     height = ROW * (1 + max((box.row for box in boxes), default=0))
     said = f"{len(boxes):,} nodes" if boxes else "nothing is cached yet"
     return (
@@ -127,17 +131,43 @@ def _svg(view: TreeView) -> str:
     )
 
 
+def _beside(view: TreeView, boxes: list[_Box]) -> Iterator[str]:
+    """Behind each leaf the text of the boxes of its row that are too narrow for their own, where there is room."""
+    by_row: dict[float, list[_Box]] = {}
+    for box in boxes:  # parents first, so the last one of a row is its leaf, or stands between rows
+        by_row.setdefault(box.row, []).append(box)
+    parents = {node.parent for node in view.nodes}
+    for row in by_row.values():
+        last = row[-1]
+        told = "".join(_text(view.nodes[box.index]) for box in row if not _label(view.nodes[box.index], box))
+        x = last.x + last.width + 6
+        label = _fitting(told, int((WIDTH - x) / LETTER))
+        if last.index not in parents and label:
+            yield f'<text class="beside" x="{x:.1f}" y="{last.row * ROW + ROW / 2 + 4:.1f}">{escape(label)}</text>'
+
+
+def _label(node: TreeNode, box: _Box) -> str:
+    """What stands in the box."""
+    return _fitting(_text(node), int((box.width - 12) / LETTER))
+
+
+def _fitting(text: str, room: int) -> str:
+    """As much of it as has room; nothing where that says nothing."""
+    return "" if room < 3 else text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _text(node: TreeNode) -> str:
+    return node.text.replace("\n", "⏎") + ("…" if node.is_cut else "")
+
+
 def _drawn(node: TreeNode, box: _Box, oldest: int) -> str:
     fade = 1.0 - 0.8 * math.log1p(node.age) / math.log1p(oldest) if oldest else 1.0
-    room = int((box.width - 12) / LETTER)
-    text = node.text.replace("\n", "⏎") + ("…" if node.is_cut else "")
-    label = "" if room < 3 else text if len(text) <= room else text[: room - 1] + "…"
     kind = node.state if node.tier == "pool" else "lower"
     return (
         f'<g class="node {kind}"><title>{escape(_facts(node))}</title>'
         f'<rect x="{box.x:.1f}" y="{box.row * ROW + 2:.1f}" width="{box.width:.1f}" height="{ROW - 4:.0f}" rx="4" '
         f'stroke-opacity="{fade:.2f}"/>'
-        f'<text x="{box.x + 6:.1f}" y="{box.row * ROW + ROW / 2 + 4:.1f}">{escape(label)}</text></g>'
+        f'<text x="{box.x + 6:.1f}" y="{box.row * ROW + ROW / 2 + 4:.1f}">{escape(_label(node, box))}</text></g>'
     )
 
 
@@ -155,7 +185,7 @@ def _table(view: TreeView) -> str:
     rows = []
     for place in view.places():
         node = place.node
-        text = escape(node.text.replace("\n", "⏎")) + ("…" if node.is_cut else "")
+        text = escape(_text(node))
         if place.num_left_out:
             text += f" <small>+{place.num_left_out:,} children</small>"
         numbers = (node.num_tokens, node.num_pages, node.hits, node.num_locks, node.age)

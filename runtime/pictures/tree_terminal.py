@@ -17,6 +17,7 @@ from niwaki.runtime.pictures.tree_view import Place, TreeView
 STYLES = {"locked": "green", "pinned": "blue", "idle": ""}
 BAR = 24  # characters of the pool's bar
 REFRESHES = 4  # a second
+NUMBERS = 45  # characters of the columns beside the prefix, about
 
 
 class Drawn:
@@ -29,7 +30,8 @@ class Drawn:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         places = list(self._view.places())
         room = max(1, options.size.height - 6) if self._fits else len(places)
-        yield Group(_head(self._view), _table(places[:room]))
+        # Two thirds of its column are for a node's text, however deep it stands.
+        yield Group(_head(self._view), _table(places[:room], max(8, (options.max_width - NUMBERS) // 3)))
         if len(places) > room:
             yield Text(f"{len(places) - room} more nodes below", style="dim")
 
@@ -81,7 +83,7 @@ def _head(view: TreeView) -> RenderableType:
     return Group(*lines)
 
 
-def _table(places: list[Place]) -> Table:
+def _table(places: list[Place], guides_width: int) -> Table:
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
     table.add_column("prefix", ratio=1, no_wrap=True, overflow="ellipsis")
     for name in ("tokens", "pages", "hits", "locks", "age"):
@@ -91,7 +93,7 @@ def _table(places: list[Place]) -> Table:
     for row in places:
         node = row.node
         style = STYLES[node.state]
-        text = Text(_guides(row.guides), style="dim")
+        text = Text(_guides(row.guides, guides_width), style="dim")
         text.append(_line(node.text) + ("…" if node.is_cut else ""), style=style)
         if row.num_left_out:
             text.append(f"  +{row.num_left_out:,} children", style="dim")
@@ -100,8 +102,14 @@ def _table(places: list[Place]) -> Table:
     return table
 
 
-def _guides(guides: tuple[bool, ...]) -> str:
-    return "".join("│ " if more else "  " for more in guides[:-1]) + ("├ " if guides[-1] else "└ ")
+def _guides(guides: tuple[bool, ...], width: int) -> str:
+    """Those of the levels next to the node; where not all have room, how deep it stands in place of the others."""
+    drawn = "".join("│ " if more else "  " for more in guides[:-1]) + ("├ " if guides[-1] else "└ ")
+    if len(drawn) <= width:
+        return drawn
+    depth = f"{len(guides)}⋯"
+    room = (width - len(depth)) // 2 * 2
+    return depth.ljust(width - room) + drawn[-room:]
 
 
 def _line(text: str) -> str:

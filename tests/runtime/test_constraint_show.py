@@ -106,7 +106,16 @@ def test_what_an_engine_refuses_is_not_shown_as_enforced(
     assert reason in out
 
 
-@pytest.mark.parametrize("regex", ["(a|b)*abb", "(a|b)?abb(c[0-9])*x{0,3}", "(ab?){9}", "(?:ab|c){1,3}[0-9]?-x*"])
+@pytest.mark.parametrize(
+    "regex",
+    [
+        "(a|b)*abb",
+        "(a|b)?abb(c[0-9])*x{0,3}",
+        "(ab?){9}",
+        "(?:ab|c){1,3}[0-9]?-x*",
+        "(red|green|blue)( [a-z]+){1,3}[.]",
+    ],
+)
 def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
     regex: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,8 +38,8 @@ def node(text: str = "the cat", **changes: object) -> TreeNode:
     return TreeNode(**{**plain, **changes})  # type: ignore[arg-type]
 
 
-def printed(view: TreeView, *, height: int | None = None) -> str:
-    console = Console(file=io.StringIO(), width=110, height=height, force_terminal=False)
+def printed(view: TreeView, *, height: int | None = None, width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     console.print(Drawn(view, fits=height is not None))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -97,6 +97,19 @@ def test_a_terminal_shows_every_node_or_as_many_as_fit() -> None:
     assert "2 more nodes below" in printed(view, height=8)
 
 
+def test_a_node_has_room_for_its_text_however_deep_it_stands() -> None:
+    deep = [node(f"word{depth} and more", parent=depth - 1 if depth else None, num_children=1) for depth in range(60)]
+    lines = printed(TreeView("toy", [*deep, node("left", parent=59), node("right", parent=59)], {}), width=80)
+    assert [f"word{depth}" in line for depth, line in enumerate(lines.splitlines()[3:63])] == [True] * 60
+    found = re.findall(r"^(\d*)⋯?([ │├└]+)(left|right|word59)", lines, re.MULTILINE)
+    assert [(depth, guides.strip(), text) for depth, guides, text in found] == [
+        ("60", "└", "word59"),
+        ("61", "├", "left"),
+        ("61", "└", "right"),
+    ]
+    assert len({len(depth) + len(guides) for depth, guides, _ in found}) == 1, "their texts stand below each other"
+
+
 def test_a_live_picture_stands_while_the_engine_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     asked = 0
 
@@ -131,6 +144,17 @@ def test_the_page_is_one_safe_file_with_every_node() -> None:
     assert not re.findall(r"https?://", html)
     assert html.count(">apart…<") == 2, "in its box and in the table"
     read(draw(TreeView("empty", [], {})).html)
+
+
+def test_what_has_no_room_in_its_box_stands_behind_the_row() -> None:
+    nodes = [
+        node("trunk", num_tokens=900, num_children=2),
+        node("thin & ", parent=0, num_tokens=1, num_children=1),
+        node("thinner", parent=1, num_tokens=1),
+        node("wide enough", parent=0, num_tokens=300),
+    ]
+    html = draw(TreeView("toy", nodes, {})).html
+    assert re.findall(r'class="beside"[^>]*>([^<]*)<', html) == ["thin &amp; thinner"]
 
 
 def test_boxes_start_where_their_parents_end(engine: Engine, tmp_path: Path) -> None:
