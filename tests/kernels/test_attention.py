@@ -140,14 +140,14 @@ def test_heads_of_a_key_that_threads_share_are_as_those_that_one_reads(group: in
     pools = [Operand.of(randn(i, num_pages, page_size, kv_heads, head_dim, dtype=dtype)) for i in (1, 2)]
     keys, values = map(array_of, pools)
     q = Operand.of(randn(3, 2, kv_heads * group, head_dim, dtype=dtype))
-    outs = []
+    outs, whole = [], int(np.int64(NO_WINDOW))  # no literal, for which the kernel would be compiled anew
     for heads_at_once in (kv_heads, 2, 1):
         out = torch.zeros_like(q.tensor)
         for first in range(0, 2 * kv_heads, heads_at_once):
             decode_items(
                 array_of(q), keys, values, plan.page_table, plan.decode.token, plan.decode.table_row,
                 plan.decode.length, plan.decode.first_key, NOTHING.mixed, NOTHING.lse, NO_SINKS,
-                array_of(Operand.of(out)), 0.1, int(np.int64(NO_WINDOW)), int(np.int64(NO_WINDOW)), NO_CAP, first, first + heads_at_once
+                array_of(Operand.of(out)), 0.1, whole, whole, NO_CAP, first, first + heads_at_once
             )  # fmt: skip
         outs.append(out)
     assert outs[0].any()
