@@ -4,7 +4,8 @@ of AVX512-BF16 (`multiplies_pairs` in vector_tiles.py).
 Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows of x at once, so the sums come out in
 lanes and nothing is added across a vector. One word serves two groups of sixteen rows: of eight outputs that makes
 sixteen sums, enough to keep both multipliers busy, and one load for two products. Of a single group, even and odd words
-are summed apart. Meanwhile memory is asked for the rows of W that come next; they lie too far apart to be guessed.
+are summed apart. Of eight rows of a group vectors are half as long, of which the multipliers take two at once. Meanwhile
+memory is asked for the rows of W that come next; they lie too far apart to be guessed.
 
 One core of an EPYC, 24 MiB of W [outputs, 1024] read once, 23 November 2026, GFLOP/s for 8 / 16 / 32 / 64 / 192 rows by
 linear_tiles.py: 177 / 366 / 447 / 449 / 442, by torch.mm: 125 / 194 / 263 / 343 / 421. These loops alone, W
@@ -24,11 +25,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from niwaki.kernels.operand import Array
-from niwaki.kernels.simd import FLOATS, INTS
+from niwaki.kernels.simd import FLOATS, INTS, LANES
 from niwaki.kernels.simd_memory import ask_for, element_pointer
 from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, ROWS, WORDS, RowsOf, multiplies_pairs
 
 TILE = ROWS * LINE  # bytes
+HALF, HALF_INTS = ir.VectorType(ir.FloatType(), LANES // 2), ir.VectorType(ir.IntType(32), LANES // 2)
 OUTPUTS = 8  # at once of two groups
 SUMS = 16  # in registers at once
 
@@ -58,6 +60,12 @@ def _sum_of_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, 
 
 
 @intrinsic
+def _sum_of_half(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead):
+    """As `sum_of_tall`, of the first eight rows of a group: bit for bit the same sums of them, and zeros behind."""
+    return _call(0, 2 * OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
+
+
+@intrinsic
 def _add_to_two(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead):
     """As `sum_of_two`, added to what is there. The first words of all outputs lie side by side, the next ones `step`
     bytes behind them. Memory is asked, into the second cache, for sixteen lines from first[one] on with the first
@@ -73,6 +81,14 @@ def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, sl
     that follow one another each time."""
     return _call(
         1, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
+    )
+
+
+@intrinsic
+def _add_to_half(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead):
+    """As `add_to_tall`, of the first eight rows of a group: bit for bit the same sums of them; what is behind stays."""
+    return _call(
+        0, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
     )
 
 
@@ -100,10 +116,13 @@ def _call(groups: int, outputs: int, *kinds):
 
 def _function(module, groups: int, outputs: int, goes_on: bool):
     """The function (sums, apart, weight, stride or step, laid, slices, ahead, and what is asked for by those that add);
-    one in each module."""
-    name, chains = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}", SUMS // (groups * outputs)
+    one in each module. Of no whole group: of eight rows."""
+    name = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}"
     if name in module.globals:
         return module.globals[name]
+    floats, ints = (FLOATS, INTS) if groups else (HALF, HALF_INTS)
+    groups = max(groups, 1)
+    chains = SUMS // (groups * outputs)
     kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG] + [POINTER, POINTER] * goes_on
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
@@ -119,20 +138,20 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
         for group in range(groups)
         for output in range(outputs)
     ]
-    before = [ir.Constant(FLOATS, None)] * (SUMS)
+    before = [ir.Constant(floats, None)] * (SUMS)
     if goes_on:
-        before = [_load(builder, place, FLOATS) for place in places]
+        before = [_load(builder, place, floats) for place in places]
     builder.branch(outer)
 
     builder.position_at_end(outer)
     number, words, pairs = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
     lines = builder.phi(POINTER) if goes_on else None
-    so_far = [builder.phi(FLOATS) for _ in range(SUMS)]  # of the second group or of odd words from `outputs` on
+    so_far = [builder.phi(floats) for _ in range(SUMS)]  # of the second group or of odd words from `outputs` on
     builder.branch(inner)
 
     builder.position_at_end(inner)
     word = builder.phi(LONG)
-    totals = [builder.phi(FLOATS) for _ in range(SUMS)]
+    totals = [builder.phi(floats) for _ in range(SUMS)]
     behind = builder.mul(slices, LONG(TILE))  # the second group
     if lines is not None:
         line = builder.gep(lines, [builder.mul(word, ahead)])
@@ -145,7 +164,7 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     for chain in range(chains):
         here = builder.add(word, LONG(chain))
         line = builder.gep(pairs, [builder.mul(here, LONG(LINE))], inbounds=True)
-        own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))])) for group in range(groups)]
+        own = [_load(builder, builder.gep(line, [builder.mul(behind, LONG(group))]), ints) for group in range(groups)]
         rows = RowsOf(builder, builder.gep(words, [builder.mul(here, step)], inbounds=True), stride)
         if groups == 1:
             of_chain = totals[chain * outputs : (chain + 1) * outputs]
@@ -184,7 +203,10 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     if chains == 2:
         after = [builder.fadd(even, odd) for even, odd in zip(after[:outputs], after[outputs:], strict=True)]
     for place, value in zip(places, after, strict=True):
-        builder.store(value, builder.bitcast(place, FLOATS.as_pointer()), align=LINE)
+        line = value
+        if floats is HALF and not goes_on:
+            line = builder.shuffle_vector(value, ir.Constant(HALF, None), ir.Constant(INTS, list(range(LANES))))
+        builder.store(line, builder.bitcast(place, line.type.as_pointer()), align=LINE)
     builder.ret_void()
     return function
 
@@ -200,8 +222,8 @@ def _multiplied_from(builder, read, pairs, total):
     """total + products of the word at `read`, in all lanes, and `pairs`."""
     base, step, times = read
     address = f"($2,$3,{times})" if times else "($2)"
-    kind = ir.FunctionType(FLOATS, [FLOATS, POINTER, LONG, INTS])
-    text = f"vdpbf16ps {address}{{1to16}}, $4, $0"
+    kind = ir.FunctionType(total.type, [total.type, POINTER, LONG, pairs.type])
+    text = f"vdpbf16ps {address}{{1to{pairs.type.count}}}, $4, $0"
     return builder.call(ir.InlineAsm(kind, text, "=v,0,r,r,v,~{memory}", side_effect=True), [total, base, step, pairs])
 
 
@@ -224,5 +246,7 @@ Addition = Callable[[Array, int, int, Array, int, int, Array, int, int, Array, i
 sum_of_one = cast("Sum", _sum_of_one)
 sum_of_two = cast("Sum", _sum_of_two)
 sum_of_tall = cast("Sum", _sum_of_tall)
+sum_of_half = cast("Sum", _sum_of_half)
 add_to_two = cast("Addition", _add_to_two)
 add_to_tall = cast("Addition", _add_to_tall)
+add_to_half = cast("Addition", _add_to_half)

@@ -141,6 +141,19 @@ def test_a_rows_result_does_not_depend_on_where_it_was_cut(tokens: int, cuts: li
     assert torch.equal(whole, pieces(cuts))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 13])
+def test_queries_at_the_end_of_a_stack_get_what_they_get_inside_one(count: int, head_dim: int) -> None:
+    # Of three heads a key: 3 to 39 queries, the last of which may fill less than half of a block.
+    used, start = list(range(20)), 300
+    keys, values = (Operand.of(pool) for pool in pools_of(5, 16, 2, head_dim, used))
+    q = torch.randn((16, 6, head_dim), generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    outs = [torch.empty_like(q), torch.empty_like(q)]
+    for out, tokens in zip(outs, (16, count), strict=True):
+        attend(q, keys, values, [PrefillRow(0, tokens, start, np.array(used, np.int32))], out)
+    assert torch.equal(outs[0][:count], outs[1][:count])
+
+
 def test_two_threads_do_as_one_does() -> None:
     spans = [Span(400, 100, list(range(32))), Span(0, 300, list(range(32, 51)))]
     plan = make_plan(spans, page_size=16, num_pages=NUM_PAGES)
