@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from niwaki.runtime.api import FinishReason, NiwakiError
+from niwaki.runtime.api import FinishReason, GenerationError, NiwakiError
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.kernels import Words
@@ -284,19 +284,25 @@ class Delivery:
 
     def _read(self, reading: Sequence[tuple[Request, int, int, int]], logits: torch.Tensor) -> None:
         """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
-        for request, first_row, first, count in reading:
-            if request.lease is None:  # another of its job has failed
-                continue
-            try:
-                self._note(request, first, logits[first_row : first_row + count])
-            except Exception as error:
-                self.fail(request, told(error))
+        for top_n in {request.params.top_logprobs_num for request, *_ in reading}:
+            alike = [one for one in reading if one[0].params.top_logprobs_num == top_n]
+            targets = [request.ids[first + 1 : first + 1 + count] for request, _, first, count in alike]
+            rows = [row for _, first_row, _, count in alike for row in range(first_row, first_row + count)]
+            read = token_logprobs(rows_of(logits, rows), np.concatenate(targets), top_n)
+            at = 0
+            for request, _, first, count in alike:
+                if request.lease is not None:  # else another of its job has failed
+                    try:
+                        self._note(request, first, read[at : at + count])
+                    except Exception as error:
+                        self.fail(request, told(error))
+                at += count
 
-    def _note(self, request: Request, first: int, logits: torch.Tensor) -> None:
-        """`logits`: behind the tokens from `first` on."""
-        targets = request.ids[first + 1 : first + 1 + len(logits)]
-        read = token_logprobs(logits, targets, request.params.top_logprobs_num)
+    def _note(self, request: Request, first: int, read: Sequence[Sampled | GenerationError]) -> None:
+        """`read`: behind the tokens from `first` on."""
         for position, entry in enumerate(read, start=first + 1):
+            if isinstance(entry, GenerationError):
+                raise entry
             if position < request.num_prompt:
                 request.note_prompt(position, entry)
             elif request.num_unshown:

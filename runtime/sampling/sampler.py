@@ -123,20 +123,20 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
     return results
 
 
-def token_logprobs(logits: torch.Tensor, target_ids: Ids, top_n: int = 0) -> list[Sampled]:
-    """The log-probability of target_ids[i] under logits[i] [tokens, vocab], and the top_n likeliest tokens there.
-
-    Raises:
-        GenerationError: a row of logits is not finite.
-    """
+def token_logprobs(logits: torch.Tensor, target_ids: Ids, top_n: int = 0) -> list[Sampled | GenerationError]:
+    """The log-probability of target_ids[i] under logits[i] [tokens, vocab], and the top_n likeliest tokens there. A row
+    that is not finite gives a GenerationError in its place."""
     if logits.ndim != 2 or logits.dtype != torch.float32 or len(logits) != len(target_ids):
         raise ValueError(f"logits must be float32 [{len(target_ids)}, vocab], got {logits.dtype} {tuple(logits.shape)}")
     values = _on_host(logits)
-    rows = np.arange(len(values))
-    highest = values[rows, values.argmax(axis=1)]  # the first NaN, where there is one
-    for bad in highest[~np.isfinite(highest)].tolist():
-        raise _not_finite(bad)
-    return _with_logprobs(values, highest, rows, target_ids, [top_n] * len(rows))
+    highest = values[np.arange(len(values)), values.argmax(axis=1)]  # the first NaN, where there is one
+    is_finite = np.isfinite(highest)
+    rows = np.flatnonzero(is_finite)
+    read = iter(_with_logprobs(values, highest, rows, np.asarray(target_ids)[rows], [top_n] * len(rows)))
+    return [
+        next(read) if is_fine else _not_finite(value)
+        for is_fine, value in zip(is_finite.tolist(), highest.tolist(), strict=True)
+    ]
 
 
 class PlainDraws:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from niwaki.runtime.api import Score, Segment, TokenLogprob
+from niwaki.runtime.api import GenerationError, Score, Segment, TokenLogprob
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.requests.scoring import SharedBeginnings
 from niwaki.runtime.sampling import sampler
@@ -83,7 +83,7 @@ def test_log_probabilities_are_told_once_for_a_common_beginning(
 ) -> None:
     asked: list[int] = []
 
-    def token_logprobs(logits: torch.Tensor, target_ids: Sequence[int], top_n: int) -> list[Sampled]:
+    def token_logprobs(logits: torch.Tensor, target_ids: Sequence[int], top_n: int) -> list[Sampled | GenerationError]:
         asked.append(len(target_ids))
         return sampler.token_logprobs(logits, target_ids, top_n)
 
