@@ -22,6 +22,7 @@ from niwaki.runtime.api import (
     CapacityError,
     EngineStopped,
     Generation,
+    RequestError,
     SamplingOptions,
     SamplingParams,
     Segment,
@@ -39,6 +40,9 @@ MAX_SEQUENCES = 256  # of one request: prompts times n
 # Of a choice, so many texts to score count as one sequence: they give no token, but each holds its prompt's tokens.
 # 4,096 of them behind 3,600 tokens took 65 MB, and as one sequence 1,280 such calls were let in.
 ROWS = 32
+# Of the prompts of one request, where they are several: each takes 650 bytes on its way, those of 256 prompts of 4,000
+# tokens with the 20 likeliest took 13 GB. One prompt may ask for all of its own.
+MOST_PROMPT_LOGPROBS = 2**21
 SERVED_ALIASES = ("", "default")  # model names that mean whatever is served
 
 Result = TypeVar("Result")
@@ -301,7 +305,9 @@ class Service:
         """
 
         def start() -> Iterator[Generation]:
-            for work in prepare():
+            works = prepare()
+            _check_logprobs(works)
+            for work in works:
                 yield self.engine.start(
                     work.ids, work.params, work.namespace, logits_from=work.logits_from, streams=streams
                 )
@@ -430,6 +436,15 @@ class Service:
             end()
         for executor in (self._preparing, self._compiling, self._preparing_long, self._storing, self._reading):
             executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_logprobs(works: Sequence[Work]) -> None:
+    """Raises RequestError: so many are asked for of prompts that telling them would take the server's memory."""
+    told = [(len(work.ids) - work.logits_from, work.params) for work in works if work.logits_from is not None]
+    count = sum(size * (1 + params.top_logprobs_num) for size, params in told)
+    if len(told) > 1 and count > MOST_PROMPT_LOGPROBS:
+        of = f"of several prompts at most {MOST_PROMPT_LOGPROBS}"
+        raise RequestError(f"{count} log-probabilities of prompts in one request; {of}: ask for fewer at once")
 
 
 def size_of_rows(num_texts: int, *, unconditional: bool) -> int:

@@ -238,6 +238,25 @@ def test_a_choice_among_many_takes_more_than_one_place_in_the_queue(toy_folder: 
             assert client.post(page, json=body).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("page", "prompts", "more"),
+    [
+        ("/generate", "text", {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 4}),
+        ("/v1/completions", "prompt", {"echo": True, "logprobs": 4}),
+    ],
+)
+def test_log_probabilities_of_many_prompts_are_told_up_to_a_bound_and_of_one_all(
+    url: str, page: str, prompts: str, more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOST_PROMPT_LOGPROBS", 30)
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        refused = client.post(page, json={prompts: ["the cat sat on the mat"] * 3, **more})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
+        assert "of several prompts at most 30" in refused.json()["error"]["message"]
+        for few in ("the cat sat on the mat", ["a", "b"]):
+            assert client.post(page, json={prompts: few, **more}).status_code == 200
+
+
 def test_an_answer_that_nobody_waited_for_uses_tokens_up_too(engine: Engine) -> None:
     config = ServerConfig(port=0, limits=KeyLimits(tokens_per_minute=1))
     body = b'{"prompt": "the cat", "max_tokens": 400, "ignore_eos": true, "temperature": 0}'
