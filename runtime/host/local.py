@@ -207,7 +207,7 @@ class LocalBackend(Templates):
                 first = max(0, job.starts[index] - 1)
                 requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=first))
         self._track(own, job)
-        self._inbox.post(lambda: self._submit(job, requests))
+        self._inbox.post(lambda: None if pending.is_done else self._submit(job, requests))
         return pending
 
     def usage(self) -> Mapping[str, float]:

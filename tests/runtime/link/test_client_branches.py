@@ -221,6 +221,7 @@ def test_who_closes_a_branch_while_its_text_is_tokenized_ends_what_is_about_to_r
     branch: ClientBranch | LocalBranch
     branch = engine.open() if is_here else client.open()
     backend.generate(branch, [Segment("the cat")], SamplingParams(max_new_tokens=1)).result(60)
+    finished = engine.usage()["finished"]
     encode = Tokenizer.encode
 
     def encode_slowly(self: Tokenizer, *args: Any, **options: Any) -> list[int]:
@@ -238,7 +239,7 @@ def test_who_closes_a_branch_while_its_text_is_tokenized_ends_what_is_about_to_r
     engine.check()
     assert engine._core.pages.cache.stats().pins == 0
     assert not there.orders._branches
-    assert engine.usage()["requests_running"] == 0
+    assert (engine.usage()["requests_running"], engine.usage()["finished"]) == (0, finished)
 
 
 def test_an_order_that_names_tokens_which_its_branch_has_not_is_refused(client: EngineClient) -> None:
