@@ -34,7 +34,7 @@ from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.drafts import Listener, said_behind
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import PlainDraws, rows_of
+from niwaki.runtime.sampling.sampler import PlainDraws, draw_all, rows_of
 
 SPARE_PAGES = 4  # columns by which the page table grows
 # Steps for which a batch under masks must have been steady before it runs ahead. Where something is forced in a text,
@@ -346,11 +346,11 @@ class Decoding:
         return with_guesses(self.batch, guesses)
 
     def drawn_at(self, logits: torch.Tensor, batch: Batch) -> npt.NDArray[np.int64] | None:
-        """What is drawn at each token of a batch of `guessing`, were those before it right. None where one logit is not
-        finite, or they are on a device."""
+        """What is drawn at each token of a batch of `guessing`, were those before it right. None where one cannot be
+        drawn so."""
         if self._draws.all_greedy and logits.is_cpu:
             return finite_highest(logits)
-        return self._draws.ahead(batch.spans.counts).draw(float_logits(logits))
+        return draw_all(self._draws.ahead(batch.spans.counts), float_logits(logits))
 
     def take_guessed(self, tokens: npt.NDArray[np.int64], guesses: Sequence[TokenIds]) -> list[int] | None:
         """Go on by what was `drawn_at`, and tell the requests. How many tokens of each guess were right; None, and

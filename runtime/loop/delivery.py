@@ -33,7 +33,7 @@ from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.request import Request
 from niwaki.runtime.sampling.redraw import sample_within
-from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, rows_of, token_logprobs
+from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, draw_all, rows_of, token_logprobs
 
 # Beside texts without constraints the others are looked after for so long in a step, or for this share of what the step
 # has taken so far, where that is more; who is left sits out the next step.
@@ -264,7 +264,7 @@ class Delivery:
     ) -> None:
         if tokens is None and request.matcher is None:  # else what is allowed depends on what comes
             drawn = PlainDraws.of([(request.params, request.seed, request.num_generated)], self._vocab_size)
-            tokens = drawn.ahead(np.array([len(logits)])).draw(logits)
+            tokens = draw_all(drawn.ahead(np.array([len(logits)])), logits)
         right = 0
         self._counters.guessed_tokens += len(guess)
         while request.lease is not None:

@@ -6,6 +6,7 @@ The logits stay on the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from niwaki.kernels.sample import Longs, Words
+from niwaki.kernels.sample import Doubles, Longs, Words
 from niwaki.kernels.transfer import on_device
 from niwaki.kernels.triton.penalties import Changes, change_logits
 from niwaki.kernels.triton.sample import NO_TOKEN, NOT_FINITE, Draws, sample_rows
@@ -21,11 +22,13 @@ from niwaki.runtime.api import GenerationError
 from niwaki.runtime.api.likeliest import Packed
 from niwaki.runtime.sampling.sampler import (
     NO_ROWS,
+    Ids,
     PlainDraws,
     Sampled,
     SampleRow,
     changes_of,
     checked_mask,
+    not_finite,
     together,
 )
 
@@ -155,14 +158,41 @@ def _logprobs(logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleR
     asking = [i for i, row in enumerate(rows) if row.params.return_logprob or row.params.top_logprobs_num]
     if not asking:
         return {}
-    some = logits[asking]
-    all_of = some.log_softmax(-1)
-    own = all_of.gather(1, tokens[asking].clamp(min=0)[:, None])[:, 0].tolist()
-    most = min(max(rows[i].params.top_logprobs_num for i in asking), logits.shape[1])
-    values, ids = (top.cpu().numpy() for top in all_of.topk(most, -1))
-    found = {}
-    for place, index in enumerate(asking):
-        count = rows[index].params.top_logprobs_num
-        top = ids[place, :count].astype(np.int32), values[place, :count].astype(np.float64)
-        found[index] = own[place], Packed(*(part.tobytes() for part in top))
-    return found
+    counts = [rows[i].params.top_logprobs_num for i in asking]
+    index = on_device(np.array(asking, np.int64), logits.device)
+    _, own, ids, values = _told(logits[index], tokens[index].clamp(min=0), max(counts))
+    return {
+        index: (own[place], _packed(ids[place, :count], values[place, :count]))
+        for place, (index, count) in enumerate(zip(asking, counts, strict=True))
+    }
+
+
+def token_logprobs_on_device(logits: torch.Tensor, target_ids: Ids, top_n: int) -> list[Sampled | GenerationError]:
+    """`token_logprobs` of sampler.py for logits on a device: of a vocabulary a few numbers come to the host."""
+    targets = np.asarray(target_ids, np.int64)
+    highest, own, ids, values = _told(logits, on_device(targets, logits.device), top_n)
+    return [
+        Sampled(token, own[place], _packed(ids[place], values[place])) if math.isfinite(top) else not_finite(top)
+        for place, (token, top) in enumerate(zip(targets.tolist(), highest.tolist(), strict=True))
+    ]
+
+
+def drawn_on_device(draws: PlainDraws, logits: torch.Tensor) -> Longs | None:
+    """`draws.draw` for logits on a device: a token for each row. None where one cannot be drawn so."""
+    vocab = logits.shape[1]
+    tokens: Longs = DeviceDrawing(draws, vocab, logits.device).draw(logits).cpu().numpy()
+    return None if (tokens < 0).any() else tokens
+
+
+def _told(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> tuple[Doubles, list[float], Longs, Doubles]:
+    """Of each row the highest logit, the log-probability of its token, and the `most` likeliest tokens with theirs."""
+    most = min(most, logits.shape[1])
+    total = logits.logsumexp(-1, keepdim=True)
+    values, ids = logits.topk(most, -1)
+    columns = logits.amax(-1, keepdim=True), logits.gather(1, tokens[:, None]) - total, values - total, ids
+    told: Doubles = torch.cat([column.double() for column in columns], 1).cpu().numpy()  # one copy is waited for
+    return told[:, 0], told[:, 1].tolist(), told[:, 2 + most :].astype(np.int64), told[:, 2 : 2 + most]
+
+
+def _packed(ids: Longs, values: Doubles) -> Packed:
+    return Packed(ids.astype(np.int32).tobytes(), values.tobytes())

@@ -101,7 +101,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Ge
     drawn: list[int] = []
     for index, row in enumerate(rows):
         if not is_finite[index]:
-            results.append(_not_finite(float(highest[index])))
+            results.append(not_finite(float(highest[index])))
             continue
         if not (row.params.is_greedy and _takes_best(row, tokens_at[index], values.shape[1])):
             drawn.append(index)
@@ -128,13 +128,17 @@ def token_logprobs(logits: torch.Tensor, target_ids: Ids, top_n: int = 0) -> lis
     that is not finite gives a GenerationError in its place."""
     if logits.ndim != 2 or logits.dtype != torch.float32 or len(logits) != len(target_ids):
         raise ValueError(f"logits must be float32 [{len(target_ids)}, vocab], got {logits.dtype} {tuple(logits.shape)}")
+    if logits.device.type == "cuda" and find_spec("triton") is not None:
+        from niwaki.runtime.sampling.device_sampler import token_logprobs_on_device  # as above
+
+        return token_logprobs_on_device(logits, target_ids, top_n)
     values = _on_host(logits)
     highest = values[np.arange(len(values)), values.argmax(axis=1)]  # the first NaN, where there is one
     is_finite = np.isfinite(highest)
     rows = np.flatnonzero(is_finite)
     read = iter(_with_logprobs(values, highest, rows, np.asarray(target_ids)[rows], [top_n] * len(rows)))
     return [
-        next(read) if is_fine else _not_finite(value)
+        next(read) if is_fine else not_finite(value)
         for is_fine, value in zip(is_finite.tolist(), highest.tolist(), strict=True)
     ]
 
@@ -204,6 +208,15 @@ class PlainDraws:
         return draw_rows(values, NOTHING_ADJUSTED, words, best, sources, self._options, self._integers)
 
 
+def draw_all(draws: PlainDraws, logits: torch.Tensor) -> Longs | None:
+    """`draws.draw`, wherever the logits are."""
+    if logits.device.type == "cpu":
+        return draws.draw(logits)
+    from niwaki.runtime.sampling.device_sampler import drawn_on_device  # loads Triton, which CPUs do without
+
+    return drawn_on_device(draws, logits)
+
+
 def together(masks: Sequence[MaskRow], vocab: int) -> tuple[Words, list[int]]:
     """The masks of a draw over `vocab` tokens, [masks, ceil(vocab / 32)], and where each of these stands there: rows of
     one state share theirs, which is taken once. Raises GenerationError where one is for another number of tokens."""
@@ -232,7 +245,7 @@ def rows_of(logits: torch.Tensor, rows: Sequence[int] | Longs) -> torch.Tensor:
     return logits[on_device(np.asarray(rows, np.int64), logits.device)]
 
 
-def _not_finite(highest: float) -> GenerationError:
+def not_finite(highest: float) -> GenerationError:
     if highest == -np.inf:
         return GenerationError("every logit of this row is -inf: there is no token to sample")
     return GenerationError(f"the logits of this row hold {highest}: the model's output is not usable")

@@ -14,9 +14,9 @@ from tests.kernels.triton_setup import DEVICE, randn
 
 import niwaki.kernels.triton.sample as kernel
 from niwaki.runtime.api import GenerationError, SamplingParams
-from niwaki.runtime.sampling.device_sampler import sample_on_device
+from niwaki.runtime.sampling.device_sampler import drawn_on_device, sample_on_device, token_logprobs_on_device
 from niwaki.kernels.sample import uniform
-from niwaki.runtime.sampling.sampler import Sampled, SampleRow, sample
+from niwaki.runtime.sampling.sampler import PlainDraws, Sampled, SampleRow, sample, token_logprobs
 
 VOCAB = 203  # no multiple of a block or of a mask's word
 
@@ -136,6 +136,40 @@ def test_logprobs_are_those_of_the_model() -> None:
         assert isinstance(got, Sampled)
         assert (got.token_id, got.top.ids) == (expected.token_id, expected.top.ids)
         assert got.logprob == pytest.approx(expected.logprob, abs=1e-5)
+
+
+def test_logprobs_of_known_tokens_are_those_of_the_cpu() -> None:
+    """Of them and the likeliest alone: a prompt's logits are hundreds of megabytes."""
+    logits = 2 * randn(0, 5, VOCAB)
+    targets = [3, 0, VOCAB - 1, 7, 7]
+    for most in (0, 4):
+        expected = token_logprobs(logits.cpu(), targets, most)
+        got = token_logprobs_on_device(logits, np.array(targets, np.int32), most)
+        for mine, its in zip(got, expected, strict=True):
+            assert isinstance(mine, Sampled)
+            assert isinstance(its, Sampled)
+            assert (mine.token_id, mine.top.ids) == (its.token_id, its.top.ids)
+            assert mine.logprob == pytest.approx(its.logprob, abs=1e-5)
+            assert mine.top.unpacked()[1] == pytest.approx(its.top.unpacked()[1], abs=1e-5)
+    for bad in (torch.nan, torch.inf):
+        logits[3, 5] = bad
+        told = token_logprobs_on_device(logits, np.array(targets, np.int32), 0)
+        assert [type(one) for one in told] == [Sampled, Sampled, Sampled, GenerationError, Sampled]
+        assert f"the logits of this row hold {bad}" in str(told[3])
+
+
+def test_tokens_of_a_guess_are_drawn_in_one_go() -> None:
+    logits = 2 * randn(1, 6, VOCAB)
+    for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.8}):
+        ahead = PlainDraws.of([(params(**options), 11, 4)], VOCAB).ahead(np.array([6]))
+        expected = ahead.draw(logits.cpu())
+        assert expected is not None
+        found = drawn_on_device(ahead, logits)
+        assert found is not None
+        assert found.tolist() == expected.tolist()
+    logits[2, 0] = torch.nan
+    greedy = PlainDraws.of([(params(temperature=0.0), 11, 4)], VOCAB).ahead(np.array([6]))
+    assert drawn_on_device(greedy, logits) is None
 
 
 def test_the_random_numbers_are_the_cpu_samplers() -> None:
