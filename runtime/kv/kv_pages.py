@@ -11,6 +11,7 @@ from niwaki.radix.cache import Cache
 from niwaki.radix.handles import Lease, Pin
 from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.forward.runner import Runner
+from niwaki.runtime.forward.step_times import Ended
 from niwaki.runtime.kv.cache_file import CacheWriter, SavedPath
 from niwaki.runtime.kv.pool_memory import PoolMemory
 from niwaki.runtime.kv.tiers import Bytes, Tiers
@@ -73,11 +74,14 @@ class KVPages:
     def tier_counts(self) -> Mapping[str, float]:
         return {} if self._tiers is None else self._tiers.counts()
 
-    def note_computed(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long: fetching a page must be quicker than computing it."""
+    def note_computed(self, ended: Ended) -> None:
+        """After a step: so long took those that have ended. Fetching a page must be quicker than computing it."""
         self._look_ahead()
-        if self._tiers is not None and num_tokens >= LEAST_TIMED_PAGES * self._page_size:
-            self._tiers.computed(num_tokens, seconds)
+        if self._tiers is None:
+            return
+        for num_tokens, seconds in ended:
+            if num_tokens >= LEAST_TIMED_PAGES * self._page_size:
+                self._tiers.computed(num_tokens, seconds)
 
     def _look_ahead(self) -> None:
         if self._memory is not None:

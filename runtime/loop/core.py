@@ -22,6 +22,7 @@ from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.masks import MaskFiller, Masks
 from niwaki.runtime.constraints.protocol import Matcher
 from niwaki.runtime.forward.runner import Batch, Row, Runner
+from niwaki.runtime.forward.step_times import DeviceTimes, HostTimes, StepTimes
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.kv.memory import most_logits
 from niwaki.runtime.kv.tiers import Tiers
@@ -78,6 +79,7 @@ class EngineCore:
         self.counters = Counters()
         self.pause = Pause()
         self.pages = KVPages(runner, config, num_pages, tiers)
+        self._times: StepTimes = DeviceTimes() if tiers is not None and runner.is_on_gpu else HostTimes()
         self._cache = self.pages.cache
         vocab_size = runner.config.vocab_size
         self._roster = Roster(self.pages, config, self.counters, most_logits(vocab_size), keys_per_token)
@@ -196,16 +198,17 @@ class EngineCore:
         the whole batch is lost, the engine is not."""
         self.counters.steps += 1
         masks = self._masks.start(wanted)
-        start = time.perf_counter()
         try:
             with self.pause:
+                self._times.begin()
                 logits = self._runner.forward(batch)
+                ended = self._times.end(len(batch.token_ids))
         except Exception as error:
             log.exception("a step failed")
             masks.rows()  # nobody else may touch the matchers before
             self._fail_batch(requests, error)
             return None
-        self.pages.note_computed(len(batch.token_ids), time.perf_counter() - start)
+        self.pages.note_computed(ended)
         return logits, masks
 
     def _commit(self, batch: Sequence[tuple[Request, Row]]) -> None:
