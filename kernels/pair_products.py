@@ -4,8 +4,8 @@ of AVX512-BF16 (`multiplies_pairs` in vector_tiles.py).
 Each word of W, a pair of inputs, is multiplied with the pairs of sixteen rows of x at once, so the sums come out in
 lanes and nothing is added across a vector. One word serves two groups of sixteen rows: of eight outputs that makes
 sixteen sums, enough to keep both multipliers busy, and one load for two products. Of a single group, even and odd words
-are summed apart. Of eight rows of a group vectors are half as long, of which the multipliers take two at once. Meanwhile
-memory is asked for the rows of W that come next; they lie too far apart to be guessed.
+are summed apart. Of eight rows of a group vectors are half as long, of which the multipliers take two at once.
+Meanwhile memory is asked for the rows of W that come next; they lie too far apart to be guessed.
 
 One core of an EPYC, 24 MiB of W [outputs, 1024] read once, 23 November 2026, GFLOP/s for 8 / 16 / 32 / 64 / 192 rows by
 linear_tiles.py: 177 / 366 / 447 / 449 / 442, by torch.mm: 125 / 194 / 263 / 343 / 421. These loops alone, W

@@ -236,10 +236,10 @@ def _on_host(logits: torch.Tensor) -> Floats:
 
 
 def rows_of(logits: torch.Tensor, rows: Sequence[int] | Longs) -> torch.Tensor:
-    """These rows, ascending, each once. On the CPU not by torch, which divides them among threads and waits for a core
-    that others keep busy: 8 ms instead of 6 us."""
-    if len(rows) == len(logits):
-        return logits
+    """These rows, ascending, each once; a view where they lie in a row. On the CPU not by torch, which divides them
+    among threads and waits for a core that others keep busy: 8 ms instead of 6 us."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return logits[rows[0] : rows[-1] + 1]
     if logits.device.type == "cpu":
         return torch.from_numpy(_on_host(logits)[rows])
     return logits[on_device(np.asarray(rows, np.int64), logits.device)]
