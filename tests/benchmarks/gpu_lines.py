@@ -55,7 +55,7 @@ DRY = ModelConfig(
     vocab_size=96, num_layers=1, hidden_size=64, intermediate_size=48, num_heads=4, num_kv_heads=2,
     head_dim=16, context_length=256, dtype="bfloat16",
 )  # fmt: skip
-KINDS: dict[str, dict[str, str]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "int8 weights": {"weights": "int8"},
     "int4 weights": {"weights": "int4"},
     "fp8 weights": {"weights": "fp8"},
@@ -64,6 +64,7 @@ KINDS: dict[str, dict[str, str]] = {
     "fp8 weights and cache": {"weights": "fp8", "kv_dtype": "fp8"},
 }
 Json = dict[str, object]
+NO_GRAPHS: Json = {"failed": "its steps could not be recorded; a warning above says why"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +198,15 @@ def pages_of(work: Work) -> int:
     return work.batches[-1] * (work.context // PAGE + 2) + work.prompt // PAGE + 1
 
 
-def decoded(config: ModelConfig, device: torch.device, work: Work, **options: Any) -> list[float]:
-    """Seconds of a step of single tokens, by batch: one launched behind the other, as the engine does."""
-    runner = runner_of(config, device, pages_of(work), **options)
+def decoded(
+    config: ModelConfig, device: torch.device, work: Work, *, cuda_graphs: bool = True, **options: Any
+) -> tuple[list[float], Json]:
+    """Seconds of a step of single tokens, by batch: one launched behind the other, as the engine does. And what is to
+    be said besides: a runner that could not record its steps has launched them."""
+    runner = runner_of(config, device, pages_of(work), cuda_graphs=cuda_graphs, **options)
     steps = (steady_step(runner, batch, work.context, device)[0] for batch in work.batches)
-    return [device_seconds(step, 4 * work.repeats) for step in steps]
+    seconds = [device_seconds(step, 4 * work.repeats) for step in steps]
+    return seconds, NO_GRAPHS if runner.is_on_gpu and cuda_graphs and runner._graphs is None else {}
 
 
 def steady_step(
@@ -215,20 +220,23 @@ def steady_step(
 
 
 def decode_lines(name: str, config: ModelConfig, device: torch.device, bandwidth: float, work: Work) -> Iterator[Json]:
-    through_graphs = decoded(config, device, work)
-    by_launch = decoded(config, device, work, cuda_graphs=False) if work.by_launch else [math.nan] * len(work.batches)
+    through_graphs, fault = decoded(config, device, work)
+    by_launch = [math.nan] * len(work.batches)
+    if work.by_launch:
+        by_launch, _ = decoded(config, device, work, cuda_graphs=False)
     for batch, seconds, launched in zip(work.batches, through_graphs, by_launch, strict=True):
         share = limit_seconds(config, batch, work.context, bandwidth) / seconds
         line: Json = {"model": name, "work": f"decode, {batch} x {work.context}", "ms": seconds * 1e3}
         line |= {"tokens/s": batch / seconds, "of the limit": share, "GB/s": share * bandwidth / 1e9}
-        yield line | ({"ms launch by launch": launched * 1e3} if work.by_launch else {})
+        yield line | ({"ms launch by launch": launched * 1e3} if work.by_launch else {}) | fault
 
 
 def kind_lines(name: str, config: ModelConfig, kind: str, device: torch.device, work: Work) -> Iterator[Json]:
     """Weights and caches of few bits."""
-    for batch, seconds in zip(work.batches, decoded(config, device, work, **KINDS[kind]), strict=True):
+    taken, fault = decoded(config, device, work, **KINDS[kind])
+    for batch, seconds in zip(work.batches, taken, strict=True):
         line: Json = {"model": name, "work": f"decode, {batch} x {work.context}, {kind}", "ms": seconds * 1e3}
-        yield line | {"tokens/s": batch / seconds}
+        yield line | {"tokens/s": batch / seconds} | fault
 
 
 def prefill_lines(name: str, config: ModelConfig, device: torch.device, work: Work) -> Iterator[Json]:

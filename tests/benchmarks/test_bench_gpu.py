@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,22 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels need the package triton")
 
 from niwaki.kernels import check
+from niwaki.runtime.forward.runner import Runner
 from tests.benchmarks import gpu_examples
 from tests.benchmarks.bench_gpu import Bench, Report, aims, in_turns, main
-from tests.benchmarks.gpu_lines import KINDS, QUICK, SHAPES, TINY, Json, branches, greedy_tokens, limit_seconds
+from tests.benchmarks.gpu_lines import (
+    DRY,
+    KINDS,
+    QUICK,
+    SHAPES,
+    TINY,
+    Json,
+    branches,
+    decode_lines,
+    greedy_tokens,
+    limit_seconds,
+)
+from tests.fake_graphs import put_in_place
 
 
 @pytest.mark.parametrize(
@@ -58,6 +72,18 @@ def test_a_dry_run_takes_every_path_of_the_models(tmp_path: Path) -> None:
             report.add(name, line)
     work = [line["work"] for line in json.loads((tmp_path / "out.json").read_text())["models"]]
     assert len(work) == len(set(work)) == 11 + len(KINDS), work
+
+
+def test_steps_that_could_not_be_recorded_are_no_figures_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine goes on without graphs; a table that did so in silence would show their times as those of graphs."""
+    lines = list(decode_lines("tiny", DRY, torch.device("cpu"), 1e12, TINY))
+    assert check.exit_status(lines) == check.ALL_RIGHT
+    put_in_place(monkeypatch)
+    monkeypatch.setattr(Runner, "is_on_gpu", property(lambda runner: True))
+    monkeypatch.setattr(Runner, "_forward_recorded", lambda runner, *args: setattr(runner, "_graphs", None))
+    (line,) = decode_lines("tiny", DRY, torch.device("cpu"), 1e12, replace(TINY, by_launch=False))
+    assert "could not be recorded" in str(line["failed"])
+    assert check.exit_status([line]) == check.SOME_WRONG
 
 
 def test_a_dry_run_gives_its_parts_to_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
