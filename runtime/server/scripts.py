@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
@@ -138,7 +138,7 @@ class Running:
         if isinstance(backend, EngineClient):
             there = backend.run_script(self._script, namespace, tell)
         else:
-            there = lanes = Lanes(backend, self._script, namespace, tell)
+            there = lanes = Lanes(backend, self._script, namespace, tell, apart=_apart)
             lanes.start()
         with self._lock:
             self._there = there
@@ -225,6 +225,11 @@ class Running:
         with self._lock:
             self._news.append(news)
         wake(self._loop, self._arrived.set)
+
+
+def _apart(work: Callable[[], None]) -> None:
+    """Not on the engine's thread, which brought a result: 4 MiB of text take seconds, and all others would wait."""
+    threading.Thread(target=work, name="niwaki-tokenize", daemon=True).start()
 
 
 def _op(body: OpBody) -> Op:

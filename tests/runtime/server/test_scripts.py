@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import httpx2
@@ -16,9 +16,13 @@ from niwaki.lang.backends import Host
 from niwaki.lang.program import Program
 from niwaki.lang.remote import RuntimeEndpoint
 from niwaki.lang.remote_link import ServerLink
+from niwaki.lang.remote_wire import params_json
 from niwaki.lang.state import State
+from niwaki.runtime.api import SamplingParams, Segment
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link.frames import LaneEnded
+from niwaki.runtime.link.lanes import QUICK_CHARS
 from niwaki.runtime.server.errors import ServerEnds
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.scripts import Running, ScriptBody
@@ -48,6 +52,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ServerLink, "_ask", noted)
     return found
+
+
+def test_a_long_text_behind_a_call_is_not_tokenized_where_the_engine_steps(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = Tokenizer.encode, dict[str, str]()
+
+    def noted(self: Tokenizer, segments: Sequence[Segment], *, at_start: bool = False) -> list[int]:
+        threads["".join(segment.text for segment in segments)[:8]] = threading.current_thread().name
+        return encode(self, segments, at_start=at_start)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    params = params_json(SamplingParams(max_new_tokens=2, temperature=0))
+    calls = [{"do": "generate", "call": call, "params": params} for call in range(3)]
+    long = "a longer text " * (QUICK_CHARS // 14 + 1)
+    ops = [{"do": "say", "parts": ["the cat"]}, calls[0], {"do": "say", "parts": [" sat on it"]}, calls[1]]
+    ops += [{"do": "say", "parts": [long]}, calls[2]]
+    httpx2.post(f"{url}/scripts", json={"branches": [ops], "is_over": True}, timeout=60)
+    assert threads[" sat on it"[:8]] == "niwaki-engine", "a short one is not handed over"
+    assert threads[long[:8]] == "niwaki-tokenize"
 
 
 def first_tokens(url: str) -> float:
