@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -92,14 +93,18 @@ class Branches:
         self.backend = backend
         self._idle_seconds = idle_seconds
         self._held: dict[str, HeldBranch] = {}
+        self._counts = Counter[bytes]()  # of them, by key
         self._sweeping: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def check_room(self) -> None:
+    def check_room(self, key: bytes) -> None:
+        """Raises ApiError: too many are open. Where callers have keys, none of them takes all that the others need."""
         if len(self._held) >= MAX_BRANCHES:
             raise overloaded(f"{len(self._held)} branches are open already; close some")
+        if key and self._counts[key] >= MAX_BRANCHES // 2:
+            raise overloaded(f"{self._counts[key]} branches of this key are open already; close some")
 
     def hold(self, branch: Branch, key: bytes, branch_id: str = "") -> str:
         """Keep an open branch, by the id that it was promised or a new one, which is returned."""
@@ -107,6 +112,7 @@ class Branches:
             self._sweeping = asyncio.create_task(self._sweep())
         branch_id = branch_id or uuid.uuid4().hex
         self._held[branch_id] = HeldBranch(branch, key)
+        self._counts[key] += 1
         return branch_id
 
     def find(self, branch_id: str, key: bytes) -> HeldBranch:
@@ -145,6 +151,9 @@ class Branches:
 
     def _close(self, branch_id: str, held: HeldBranch) -> None:
         del self._held[branch_id]
+        self._counts[held.key] -= 1
+        if not self._counts[held.key]:
+            del self._counts[held.key]
         try:
             self.backend.close(held.branch)
         except EngineStopped:
@@ -192,7 +201,7 @@ def branches_router(branches: Branches) -> APIRouter:
         """A new, empty branch."""
         service, key = service_of(request), key_of(request)
         body = await read_body(request, OpenBody, service.config)
-        branches.check_room()
+        branches.check_room(key)
         service.admit(1)
         branch = backend.open(namespace=service.namespace(key, body.namespace))
         return json_response({"id": branches.hold(branch, key)})
@@ -214,7 +223,7 @@ def branches_router(branches: Branches) -> APIRouter:
         """Append, then make a second handle on the same text."""
         service, key = service_of(request), key_of(request)
         body = await read_body(request, AppendBody, service.config)
-        branches.check_room()
+        branches.check_room(key)
         held = branches.take(branch_id, key)
         try:
             await _apart(service, lambda: append_within(backend, held.branch, segments_of(body.delta)))

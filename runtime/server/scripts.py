@@ -267,7 +267,7 @@ def scripts_router(branches: Branches) -> APIRouter:
         service, key = service_of(request), key_of(request)
         body = await read_body(request, ScriptBody, service.config)
         running = Running(body, service.metrics)
-        branches.check_room()
+        branches.check_room(key)
         service.admit(running.size)
         service.enter(running)
         names = {} if body.is_over else {number: uuid.uuid4().hex for number in range(len(body.branches))}

@@ -215,7 +215,7 @@ def sessions_router(sessions: Sessions, branches: Branches) -> APIRouter:
         """A branch behind the last turn, for a program that goes on from there, and the text that it holds."""
         service, owner, key = service_of(request), owner_of(request), key_of(request)
         await read_body(request, EnterBody, service.config)
-        branches.check_room()
+        branches.check_room(key)
         service.admit(1)
         session = await sessions.find(service, owner, session_id)
         messages = (await sessions.past(service, owner, session.head)).messages

@@ -248,6 +248,29 @@ def test_a_busy_branch_takes_no_second_call_and_a_foreign_one_is_not_there(engin
             nobody.info()
 
 
+def test_no_key_takes_all_branches_that_the_others_need(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("niwaki.runtime.server.branches.MAX_BRANCHES", 4)
+    config = ServerConfig(port=0, key_digests=digests(["key-of-ann", "key-of-bob"]))
+    with (
+        serving(engine, config) as url,
+        RuntimeEndpoint(url, api_key="key-of-ann") as ann,
+        RuntimeEndpoint(url, api_key="key-of-bob") as bob,
+    ):
+        first, second = ann.open(), ann.open()
+        with pytest.raises(nw.EngineStopped, match="2 branches of this key are open already"):
+            ann.open()
+        with pytest.raises(nw.EngineStopped, match="2 branches of this key are open already"):
+            ann.fork(first)
+        ours = [bob.open(), bob.open()]
+        ann.close(second)
+        ours.append(ann.open())
+        with pytest.raises(nw.EngineStopped, match="branches are open already"):
+            bob.open()
+    with serving(engine) as url, RuntimeEndpoint(url) as anybody:
+        for _ in range(4):
+            anybody.open()
+
+
 @pytest.mark.parametrize("what", ["append", "fork"])
 def test_no_branch_holds_more_than_the_context_does(url: str, what: str) -> None:
     """A fork of it costs a few bytes to ask for, and would hold all of its tokens."""
