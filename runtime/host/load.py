@@ -163,6 +163,6 @@ def _tiers(config: EngineConfig, layout: Layout) -> Tiers | None:
     if config.disk_cache_dir is not None:
         try:
             stores.append(DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes or DISK_CACHE_BYTES))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a NUL in its name is the latter
             raise ConfigError(f"disk_cache_dir {config.disk_cache_dir} cannot be used: {error}") from error
     return Tiers(stores, layout.fingerprint, layout.page_size) if stores else None

@@ -521,6 +521,11 @@ def test_a_disk_tier_needs_the_path_of_a_folder(folder: Path, wrong: object) -> 
         Engine(folder, kv_tokens=256, disk_cache_dir=wrong)
 
 
+def test_a_folder_whose_name_holds_a_nul_is_told_in_one_line(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"disk_cache_dir .* cannot be used: .*null"):
+        Engine(folder, kv_tokens=256, disk_cache_dir="\0")
+
+
 @pytest.mark.parametrize("option", [{"host_cache_bytes": 1 << 20}, {"disk_cache_dir": "pages"}])
 def test_tiers_without_a_prefix_cache_are_refused(folder: Path, option: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="enable_prefix_cache=False"):
