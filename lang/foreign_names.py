@@ -147,12 +147,15 @@ MODULE: Names = MappingProxyType(
         **all_of(
             "write nw.gen('x', json_schema=...), or dtype= with a type", "json json_schema gen_json Json JsonSchema"
         ),
-        **all_of("write nw.gen('x', grammar=...)", "grammar cfg CFG lark ebnf"),
+        **all_of("write nw.gen('x', grammar=...)", "grammar cfg CFG lark ebnf LlamaGrammar"),
         **all_of("write nw.gen('x', tools=[...])", "tool tools Tool ReAct"),
         **all_of("import it from niwaki.lang.tools", "Call"),
         **all_of("import it from niwaki.runtime.server.serve", "serving"),
         **all_of("import it from niwaki.lang.endpoint", "Endpoint"),
-        **all_of("niwaki serve is a command; in Python: niwaki.runtime.server.serve.serving(engine)", "serve Server"),
+        **all_of(
+            "niwaki serve is a command; in Python: niwaki.runtime.server.serve.serving(engine)",
+            "serve Server launch_server",
+        ),
         **all_of("it is Pydantic's: from pydantic import Field", "Field BaseModel"),
         **all_of("write nw.gen('x', dtype=...)", "dtype type types response_model"),
         **all_of(
@@ -160,24 +163,33 @@ MODULE: Names = MappingProxyType(
             "from_openai from_anthropic from_gemini from_provider patch",
         ),
         **all_of(_ENGINE, "LLM AsyncLLM Llama LlamaCpp Transformers from_transformers models model load load_model"),
+        **all_of(_ENGINE, "AsyncLLMEngine LLMEngine AsyncEngine"),
         **all_of(_ENGINE, "from_vllm_offline from_vllm from_llamacpp from_mlxlm AutoModelForCausalLM pipeline"),
         **all_of("nw.RuntimeEndpoint(url) is a niwaki server, nw.OpenAI(...) any other", "from_sglang from_tgi Client"),
         **all_of("nw.RuntimeEndpoint(url).session() goes on in one", "Session session"),
-        **all_of("an engine's options are its arguments: nw.Engine('FOLDER', kv_tokens=4096)", "ServerArgs EngineArgs"),
+        **all_of(
+            "an engine's options are its arguments: nw.Engine('FOLDER', kv_tokens=4096)",
+            "ServerArgs EngineArgs AsyncEngineArgs",
+        ),
         **all_of("options are arguments: nw.Engine(...), f.run(...), nw.gen('x', ...)", "global_config settings"),
         **all_of(
             "options stand in nw.gen('x', temperature=0), in f.run(temperature=0), or in a dict for Engine.generate",
-            "SamplingParams sampling",
+            "SamplingParams BeamSearchParams sampling",
         ),
         **all_of(
             "write nw.gen('x', regex=...), or choices=, json_schema=, grammar=",
-            "StructuredOutputsParams GuidedDecodingParams one_or_more zero_or_more optional sequence at_least at_most",
+            "StructuredOutputsParams GuidedDecodingParams one_or_more zero_or_more optional sequence at_least at_most "
+            "char_range substring",
         ),
-        **all_of("with s.var_scope('x'): makes a variable of the text inside", "capture"),
+        **all_of("with s.var_scope('x'): makes a variable of the text inside", "capture block"),
+        **all_of("write nw.gen('x', max_tokens=...)", "token_limit"),
+        **all_of("write nw.gen('x', temperature=...)", "with_temperature"),
+        **all_of("token ids are given as engine.generate(input_ids=[...])", "TokensPrompt TextPrompt"),
+        **all_of("leave it out: what prompts share is computed once", "LlamaCache LlamaRAMCache"),
         **all_of("a prompt is text in a program: s += f'...'", "Template PromptTemplate ChatPromptTemplate"),
         **all_of(
             "a conversation is turns: s += nw.user('text') + nw.assistant(nw.gen('x'))",
-            "Chat chat ChatSession Message Conversation",
+            "Chat chat ChatSession Message Conversation role",
         ),
         **all_of(
             "a program is a function, and a gen(dtype=...) in it an output",

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import isroutine
 from pathlib import PurePath
 from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -80,6 +81,9 @@ def value_type(dtype: object, spacing: Spacing = "compact") -> ValueType:
         raise ConstraintError(f"dtype {dtype!r} is a dict; a JSON schema is given as json_schema=, fields as a class")
     if isinstance(dtype, list | tuple | set | frozenset):
         raise ConstraintError(f"dtype {dtype!r} is no type; texts to choose from are given as choices=")
+    if isroutine(dtype):  # Pydantic would call it with what the model wrote
+        called = getattr(dtype, "__name__", "f")
+        raise ConstraintError(f"dtype {called} is a function; give it as tools=[{called}], whose value is a call of it")
     if not isinstance(dtype, type) and _has_fields(type(dtype)):
         raise ConstraintError(f"dtype {dtype!r} is an object; give its class, {type(dtype).__name__}")
     if dtype is int:

@@ -34,13 +34,22 @@ SAMPLING: Final[Names] = MappingProxyType(
         **all_of("seed", "random_seed sampling_seed"),
         **all_of("repetition_penalty", "repeat_penalty"),
         **all_of("top_logprobs_num", "top_logprobs"),
-        **all_of("write return_logprob=True, with top_logprobs_num= for those beside it", "logprobs logprob"),
+        **all_of("write return_logprob=True, with top_logprobs_num= for those beside it", "logprobs logprob n_probs"),
         **all_of("write return_logprob=True, logprob_start_len=0", "prompt_logprobs echo"),
         **all_of("leave it out: temperature=0 takes the likeliest token, and above 0 one is drawn", "do_sample greedy"),
         **all_of("n draws several, and their log-probabilities (return_logprob=True) say which is best", "best_of"),
         **all_of(
             "n draws several, and forks branch; no beams are kept",
-            "use_beam_search num_beams beam_width length_penalty",
+            "use_beam_search num_beams beam_width length_penalty early_stopping",
+        ),
+        **all_of(
+            "leave it out: temperature, top_p, top_k and min_p say how is drawn, the penalties keep from repeating",
+            "mirostat mirostat_mode mirostat_tau mirostat_eta tfs_z typical_p dynatemp_range dynatemp_exponent "
+            "dry_multiplier dry_base xtc_probability xtc_threshold top_a samplers penalize_nl repeat_last_n",
+        ),
+        **all_of(
+            "no function is called with the logits; a constraint or a logit_bias says what may follow",
+            "logits_processor logits_processors custom_logit_processor allowed_token_ids",
         ),
         **all_of("a logit_bias of -100 keeps a token out, a regex such as '(?!.*word).*' a word", "bad_words"),
         **all_of("leave it out: no special tokens are in a text", "skip_special_tokens spaces_between_special_tokens"),
@@ -49,6 +58,7 @@ SAMPLING: Final[Names] = MappingProxyType(
             "include_stop_str_in_output include_stop save_stop_text no_stop_trim",
         ),
         **all_of("leave it out: what prompts share is computed once", "cache_prompt use_cache"),
+        **all_of("no prompt is cut; one that is too long is an error", "truncate_prompt_tokens truncation"),
         **all_of(
             "name the constraint itself: regex, choices, json_schema or grammar",
             "structured_outputs guided_decoding guided_decoding_backend",
@@ -74,6 +84,8 @@ PARAMETERS: Final[Names] = MappingProxyType(
             "write a json_schema, or a program, whose gen(dtype=...) gives a value of the type",
             "dtype response_model response_format output_type type",
         ),
+        "suffix": "a text is gone on with at its end alone; what stands behind is yours to append",
+        "detokenize": "leave it out: output_ids stand beside the text",
     }
 )
 
@@ -99,12 +111,12 @@ ATTRIBUTES: Final[Names] = MappingProxyType(
             "a chat is a program of turns: s += nw.user('text') + nw.assistant(nw.gen('x'))",
             "chat create_chat_completion apply_chat_template",
         ),
-        **all_of("tokenizer", "get_tokenizer tokenize"),
+        **all_of("tokenizer", "get_tokenizer tokenize detokenize"),
         **all_of("no model that runs here was trained to embed texts", "embed embeddings create_embedding encode"),
         **all_of(
             "nw.select(...) in a program compares texts; one is scored by generate(prompt, {'max_tokens': 0}, "
             "return_logprob=True, logprob_start_len=0)",
-            "score loglikelihood logprobs perplexity",
+            "score loglikelihood logprobs perplexity classify",
         ),
         **all_of(
             "a program runs on it: f.run(..., backend=engine), f.run_batch(rows, backend=engine)", "run run_batch"
@@ -112,6 +124,13 @@ ATTRIBUTES: Final[Names] = MappingProxyType(
         **all_of("shutdown", "close stop terminate quit release"),
         **all_of("flush_cache", "reset reset_prefix_cache clear_cache"),
         **all_of("stats", "metrics get_metrics usage"),
+        **all_of("save_cache", "save_state"),
+        **all_of("load_cache", "load_state"),
+        **all_of("leave it out: what prompts share stays in the cache", "set_cache"),
+        **all_of("n draws several, and forks branch; no beams are kept", "beam_search"),
+        **all_of("write get_server_info()['context_length']", "n_ctx context_length max_model_len"),
+        **all_of("close the iterator of a stream, which ends its request", "abort abort_request"),
+        **all_of("write nw.Engine('FOLDER')", "from_pretrained"),
     }
 )
 
@@ -120,6 +139,7 @@ ENGINE: Final[Names] = MappingProxyType(
         **all_of("model", "model_path model_name model_id checkpoint path"),
         **all_of("kv_memory", "gpu_memory_utilization mem_fraction_static kv_cache_memory_bytes"),
         **all_of("kv_tokens", "max_total_tokens cache_size"),
+        **all_of("write kv_tokens=, the tokens of all pages", "num_gpu_blocks_override num_gpu_blocks"),
         **all_of("kv_dtype", "kv_cache_dtype cache_dtype type_k type_v"),
         **all_of("page_size", "block_size"),
         **all_of("max_running_requests", "max_num_seqs max_batch_size n_parallel"),
@@ -141,10 +161,50 @@ ENGINE: Final[Names] = MappingProxyType(
             "max_model_len context_length n_ctx max_seq_len max_seq_length",
         ),
         **all_of(
+            "leave it out: there is nothing to choose here",
+            "attention_backend grammar_backend sampling_backend enforce_eager disable_cuda_graph cuda_graph_max_bs "
+            "max_seq_len_to_capture enable_torch_compile compilation_config enable_chunked_prefill flash_attn "
+            "offload_kqv use_mmap use_mlock logits_all schedule_conservativeness stream_interval",
+        ),
+        **all_of(
+            "no adapters are loaded beside a model; merge them into its weights",
+            "enable_lora lora_path lora_paths lora_modules max_loras max_lora_rank",
+        ),
+        **all_of(
+            "no second model guesses; draft_tokens= says how much is guessed out of the text itself",
+            "draft_model speculative_model speculative_config speculative_algorithm speculative_draft_model_path "
+            "num_speculative_tokens speculative_num_steps",
+        ),
+        **all_of("no model that runs here was trained to embed texts", "embedding is_embedding runner task"),
+        **all_of(
+            "nothing is downloaded: hf download NAME --local-dir FOLDER gets a model, nw.Engine('FOLDER') runs it",
+            "download_dir cache_dir hf_token revision",
+        ),
+        **all_of(
+            "host_cache_bytes= is the memory for what leaves the KV cache, in bytes",
+            "swap_space cpu_offload_gb hicache_size hicache_ratio enable_hierarchical_cache",
+        ),
+        **all_of("the environment says so, before Python starts: OMP_NUM_THREADS=4", "n_threads n_threads_batch"),
+        **all_of(
+            "leave it out: engine.stats() and engine.tree() tell what it does, and niwaki serve has logs and metrics",
+            "verbose log_level disable_log_stats enable_metrics",
+        ),
+        **all_of("it is an option of niwaki serve: --model-name", "served_model_name model_alias"),
+        **all_of("no backend reads images", "limit_mm_per_prompt mm_processor_kwargs"),
+        **all_of(
+            "it is one of the sampling_params: engine.generate(prompt, {'max_tokens': 16})",
+            "n_predict max_tokens max_new_tokens temperature top_p top_k stop",
+        ),
+        **all_of(
             "an engine runs on one device",
-            "tp tp_size tensor_parallel_size pp_size pipeline_parallel_size dp_size data_parallel_size n_gpu_layers",
+            "tp tp_size tensor_parallel_size pp_size pipeline_parallel_size dp_size data_parallel_size n_gpu_layers "
+            "main_gpu base_gpu_id tensor_split distributed_executor_backend",
         ),
         **all_of("leave it out: no code comes out of a checkpoint", "trust_remote_code"),
-        **all_of("it stands in the model's folder", "tokenizer tokenizer_path tokenizer_mode chat_template"),
+        **all_of(
+            "it stands in the model's folder",
+            "tokenizer tokenizer_path tokenizer_mode chat_template chat_format hf_overrides rope_scaling "
+            "rope_freq_base",
+        ),
     }
 )

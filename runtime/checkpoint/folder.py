@@ -15,4 +15,5 @@ def check_is_folder(path: Path) -> None:
     what = "is a file, not a folder" if path.exists() else "does not exist"
     is_name = not path.exists() and re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) is not None
     hint = f"; nothing is downloaded: hf download {path} --local-dir FOLDER gets a model of that name" * is_name
+    hint += "; GGUF is not read, the checkpoint that it was made of is" * (path.suffix.lower() == ".gguf")
     raise ModelError(f"model folder {path} {what}; give a folder with config.json and model.safetensors{hint}")

@@ -41,6 +41,7 @@ HEADER: Final = '%llguidance {"no_forcing": true}\n'
 _FOUND = re.compile(r" \(at \".*\)$")  # told once more, as the engine has it
 _LEXED = re.compile(r"in line (\d+) at (\d+): lexer error")
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\)")
+_DEFINES = re.compile(r"^[^\S\n]*[\w.-]+\s*::=", re.MULTILINE)  # as rules of EBNF begin
 NUMBERS = Struct("<qqq??IIIII")
 
 
@@ -176,7 +177,9 @@ def source_of_grammar(grammar: Grammar) -> GrammarSource:
         shortest = _tried(text, searches=True)
     except NoText as error:
         reason = _PLACE.sub(_in_their_grammar, _FOUND.sub("", str(error)))
-        raise NoText(_LEXED.sub(partial(_in_our_words, grammar.source), reason)) from None
+        is_ebnf = grammar.syntax == "lark" and _DEFINES.search(grammar.source) is not None
+        remedy = "; rules written name ::= are EBNF: give it as ebnf=" * is_ebnf
+        raise NoText(_LEXED.sub(partial(_in_our_words, grammar.source), reason) + remedy) from None
     return GrammarSource(text, shortest, GRAMMAR_COMMITMENTS, num_rules, False)
 
 

@@ -42,6 +42,14 @@ def test_a_schema_or_a_list_in_the_place_of_a_type_is_told_where_it_goes() -> No
         nw.gen("x", dtype=["a", "b"])
 
 
+def test_a_function_in_the_place_of_a_type_is_never_called_and_told_where_it_goes() -> None:
+    def weather(city: str) -> str:
+        raise AssertionError(city)
+
+    with pytest.raises(nw.ConstraintError, match=re.escape("dtype weather is a function; give it as tools=[weather]")):
+        nw.gen("x", dtype=cast("Any", weather))
+
+
 @pytest.mark.parametrize("option", ["dtype", "json_schema"])
 @pytest.mark.parametrize("wrong", [LIST[{"a": int}], DICT[str, {"a": 1}], nw.gen("y")])
 def test_what_is_no_type_inside_of_one_is_refused_in_our_words(option: str, wrong: object) -> None:

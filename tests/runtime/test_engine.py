@@ -484,6 +484,12 @@ def test_a_models_name_in_the_place_of_its_folder_is_told_how_to_get_one() -> No
         Engine("/no/such/folder")
 
 
+def test_a_file_of_another_format_is_told_that_it_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"is a file, not a folder; .*; GGUF is not read, the checkpoint that it was"):
+        Engine(tmp_path / "model.gguf")
+
+
 def test_a_tokenizer_of_more_tokens_than_the_model_has_is_told_by_its_file(tmp_path: Path) -> None:
     make_model(tmp_path / "mixed", vocab_size=VOCAB_SIZE - 100)
     with pytest.raises(ModelError, match=r"mixed/tokenizer.json has 3[0-9]+ tokens, .* config.json is 300;"):

@@ -461,6 +461,7 @@ def test_a_schema_that_is_none_is_refused_with_the_reason(
             Grammar('start: "a" b\nb: /[/'),
             "in line 2 at 4: .* regex parse error: unclosed character class$",
         ),
+        (Grammar('root ::= "a"'), "in line 1 at 7: .*; rules written name ::= are EBNF: give it as ebnf=$"),
         (Grammar('root: "a"'), "no rule is called 'start', with which a text begins$"),
         (Grammar('start: "a" start'), "no text that satisfies it"),
         (Grammar("start: start"), "no token may follow"),
