@@ -18,7 +18,7 @@ from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.paged_decode import NO_SINKS, sinks_of
 from niwaki.kernels.partial import NOTHING, Float32s, Partial
-from niwaki.kernels.plan import PrefillRow, Segment
+from niwaki.kernels.plan import MAX_DECODE_BESIDE_PAIRS, MAX_DECODE_BESIDE_TILES, PrefillRow, Segment
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.simd import splits_numbers
@@ -30,10 +30,12 @@ from niwaki.kernels.vector_tiles import multiplies_pairs
 
 # These heads of a stack; what all three take is told in `tile_attention`.
 attend_heads = attend_by_tiles
+longest_single = MAX_DECODE_BESIDE_TILES  # tokens of a row that are quicker as single queries than as a stack
 if has_matrix_unit() and splits_numbers():
     attend_heads = attend_in_lanes
 elif multiplies_pairs() and not has_matrix_unit():
     attend_heads = attend_by_pairs
+    longest_single = MAX_DECODE_BESIDE_PAIRS
 
 
 # Products of queries and keys (tokens x keys x heads x head_dim) from which threads pay: 0.25 ms of work for one. Two

@@ -18,7 +18,6 @@ import torch
 
 from niwaki.kernels.ops import Ops, Weight, ops_for
 from niwaki.kernels.plan import (
-    MAX_DECODE_BESIDE_TILES,
     MAX_DECODE_TOKENS,
     AttentionPlan,
     Spans,
@@ -28,7 +27,7 @@ from niwaki.kernels.plan import (
 from niwaki.kernels.segments import Int32s
 from niwaki.kernels.shared_prefix import costs_for
 from niwaki.kernels.small_kv import knows_e4m3
-from niwaki.kernels.tile_attention import can_tile
+from niwaki.kernels.tile_attention import can_tile, longest_single
 from niwaki.kernels.transfer import on_device
 from niwaki.radix.pages import PageCopy
 from niwaki.runtime.api import ConfigError
@@ -158,7 +157,7 @@ class Runner:
         )
         is_plain = ops is None and self._device.type == "cpu" and kv_dtype == "auto"
         has_tiles = is_plain and can_tile(torch_dtype, page_size, config.head_dim)
-        self._longest_paged = MAX_DECODE_BESIDE_TILES if has_tiles else MAX_DECODE_TOKENS
+        self._longest_paged = longest_single if has_tiles else MAX_DECODE_TOKENS
         self._num_weights = sum(math.prod(shape) for shape in expected_tensors(config).values())
         attended = 2 * config.num_layers * config.num_heads * config.head_dim  # multiply-adds for a token and a key
         self._keys_per_token = self._num_weights / attended / PRODUCT_SPEED
