@@ -164,7 +164,7 @@ class Boundaries:
                 return TextEnd(skipped + end.settled, tuple(skipped + place for place in end.crossings))
         settled = len(text)
         for probe in _characters(follow):
-            settled = min(settled, self._shared(own, self._tokens(text + probe)))
+            settled = min(settled, self._kept(text, own, probe))
         crossings = []
         for place in range(len(text) - 1, max(-1, len(text) - self._vocabulary.max_token_bytes), -1):
             probes = self._extensions(text[place:], follow)
@@ -190,6 +190,15 @@ class Boundaries:
             return [text[len(end) :] for text in texts[first:last]]
         allowed = set(follow)
         return [text[len(end) :] for text in texts[first:last] if text[len(end)] in allowed]
+
+    def _kept(self, text: bytes, own: tuple[int, ...], probe: bytes) -> int:
+        """How many bytes of the text keep their tokens, `own`, where it goes on with this: mostly all."""
+        whole = text + probe
+        tokens = tuple(self._encode(whole.decode()))
+        begins_alike = tokens[: len(own)] == own
+        if begins_alike and self._written(tokens[len(own) :]) == probe:
+            return len(text)
+        return self._shared(own, tokens) if not begins_alike and self._written(tokens) == whole else 0
 
     def _shared(self, own: tuple[int, ...], tokens: tuple[int, ...] | None) -> int:
         """How many bytes both begin with, in the same tokens."""
@@ -225,14 +234,15 @@ def _num_within(ends: Sequence[int], limit: int) -> int:
     return sum(end <= limit for end in ends)
 
 
-def _characters(follow: bytes) -> list[bytes]:
+@lru_cache(KNOWN_ENDS)
+def _characters(follow: bytes) -> tuple[bytes, ...]:
     """Characters to stand for what may follow."""
     ascii_ones = [bytes([byte]) for byte in follow if byte in ASCII_PROBES]
     if not ascii_ones:
         ascii_ones = [bytes([byte]) for byte in follow if byte < 0x80]
     # A word that the tokenizer knows whole may end at a letter, and be cut otherwise where one more follows.
     longer = [one + b"q" for one in ascii_ones if one.isalpha()]
-    return ascii_ones + longer + [char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow]
+    return (*ascii_ones, *longer, *(char for char in map(str.encode, BEYOND_ASCII) if char[0] in follow))
 
 
 def _word_start(text: bytes) -> int:
