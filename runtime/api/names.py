@@ -111,7 +111,8 @@ ATTRIBUTES: Final[Names] = MappingProxyType(
             "a chat is a program of turns: s += nw.user('text') + nw.assistant(nw.gen('x'))",
             "chat create_chat_completion apply_chat_template",
         ),
-        **all_of("tokenizer", "get_tokenizer tokenize detokenize"),
+        **all_of("tokenizer", "get_tokenizer"),
+        **all_of("write tokenizer.encode('text') or tokenizer.decode(ids)", "tokenize detokenize"),
         **all_of("no model that runs here was trained to embed texts", "embed embeddings create_embedding encode"),
         **all_of(
             "nw.select(...) in a program compares texts; one is scored by generate(prompt, {'max_tokens': 0}, "

@@ -71,8 +71,11 @@ class Tokenizer:
         found = self._control.token_to_id(token)
         return None if found is None else int(found)
 
-    def encode(self, segments: Sequence[Segment], *, at_start: bool = False) -> list[int]:
-        """Token ids of the segments. `at_start` adds the beginning-of-text token unless a template wrote it."""
+    def encode(self, segments: str | Sequence[Segment], *, at_start: bool = False) -> list[int]:
+        """Token ids of the segments, or of a text. `at_start` adds the beginning-of-text token unless a template wrote
+        it."""
+        if isinstance(segments, str):
+            segments = (Segment(segments),)
         ids: list[int] = []
         for text, control in _merged(segments):
             encoder = self._control if control else self._content

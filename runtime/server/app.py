@@ -23,6 +23,7 @@ from niwaki.runtime.api import NiwakiError
 from niwaki.runtime.server import native, native_beside, openai_routes, pages
 from niwaki.runtime.server.access import OPERATING, authenticated, is_for_metrics, scraping, service_of
 from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
+from niwaki.runtime.server.elsewhere import hint_of_page
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error, overloaded
 from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
@@ -154,7 +155,8 @@ def _no_page(path: str) -> str:
     """What is said of a path that is none. The same whatever pages there are: who has no key learns nothing."""
     is_without = path.startswith(OPENAI_PAGES)
     is_twice = path.startswith("/v1/v1/")
-    return "no such page" + "; the address of OpenAI's API ends with /v1, once" * (is_without or is_twice)
+    base = "; the address of OpenAI's API ends with /v1, once" * (is_without or is_twice)
+    return f"no such page{base or hint_of_page(path)}"
 
 
 def _refusal(service: Service, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:

@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.config import ServerConfig
+from niwaki.runtime.server.elsewhere import hint_of_field
 from niwaki.runtime.server.errors import ApiError, ClientGone
 from niwaki.runtime.server.service import body_bytes
 
@@ -256,7 +257,7 @@ def as_refusal(error: ValidationError, given: JsonValue | bytes = None) -> ApiEr
     param = _param(location if inside is None else (*location, inside))
     match first["type"]:
         case "extra_forbidden":
-            message = f"unknown field {param!r}"
+            message = f"unknown field {param!r}{hint_of_field(param)}"
         case "json_invalid":
             message = first["msg"]
         case "union_tag_invalid":

@@ -308,6 +308,7 @@ def engine() -> Iterator[nw.Engine]:
         ("encode", "no model that runs here was trained to embed texts"),
         ("score", "nw.select(...) in a program compares texts"),
         ("run", "a program runs on it: f.run(..., backend=engine)"),
+        ("tokenize", "write tokenizer.encode('text') or tokenizer.decode(ids)"),
         ("load_state", "it is called 'load_cache' here"),
         ("set_cache", "leave it out: what prompts share stays in the cache"),
         ("n_ctx", "write get_server_info()['context_length']"),

@@ -35,6 +35,12 @@ def test_user_text_never_becomes_a_special_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == "<|end|> <|user|>"
 
 
+def test_a_text_is_encoded_as_its_only_segment_would_be(tokenizer: Tokenizer) -> None:
+    text = "the cat <|end|>"
+    assert tokenizer.encode(text) == tokenizer.encode([Segment(text)])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_text_round_trips_and_pieces_of_one_kind_are_encoded_together(tokenizer: Tokenizer) -> None:
     text = "the naïve café 東京 🦊 <|x|>"
     ids = tokenizer.encode([Segment(text)])

@@ -12,6 +12,7 @@ import pytest
 from niwaki.runtime.api import ConfigError, GenerationError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig, digests
+from niwaki.runtime.server.elsewhere import PAGES
 from niwaki.runtime.server.errors import as_api_error
 from niwaki.runtime.server.listen import bound, url_of
 from niwaki.runtime.server.serve import make_server, serving
@@ -70,6 +71,14 @@ def test_an_address_without_its_v1_is_told_so(guarded: httpx2.Client, path: str)
     told = guarded.post(path, json={}).json()["error"]
     assert told["message"] == "no such page; the address of OpenAI's API ends with /v1, once"
     assert guarded.post("/elsewhere", json={}).json()["error"]["message"] == "no such page"
+
+
+def test_a_page_of_another_server_is_told_by_its_name_here(guarded: httpx2.Client) -> None:
+    told = guarded.post("/completion", json={"prompt": "the cat"}).json()["error"]
+    assert (told["code"], told["message"]) == ("not_found", "no such page; here it is /v1/completions")
+    paths = guarded.get("/openapi.json", headers=bearer(ANN)).json()["paths"]
+    assert set(PAGES.values()) <= {*paths, "/metrics"}
+    assert not set(PAGES) & set(paths)
 
 
 def test_every_route_but_two_needs_the_key(guarded: httpx2.Client) -> None:

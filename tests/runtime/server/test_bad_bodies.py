@@ -39,6 +39,28 @@ def refused(answer: httpx2.Response, status: int = 400) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "meant"),
+    [
+        ("n_predict", 4, "unknown field 'n_predict'; it is called 'max_tokens' here"),
+        ("repeat_penalty", 1.1, "unknown field 'repeat_penalty'; it is called 'repetition_penalty' here"),
+        ("cache_prompt", True, "unknown field 'cache_prompt'; leave it out: what prompts share is computed once"),
+        (
+            "response_format",
+            {"type": "json_object", "schema": {"type": "object"}},
+            "unknown field 'response_format.schema'; write {'type': 'json_schema', 'json_schema': ",
+        ),
+        ("qqq", 1, "unknown field 'qqq'"),
+    ],
+)
+def test_a_field_of_another_server_is_told_by_its_name_here(
+    client: httpx2.Client, field: str, value: object, meant: str
+) -> None:
+    error = refused(client.post(CHAT, json={"messages": USER, field: value}))
+    assert str(error["message"]).startswith(meant)
+    assert error["code"] == "extra_forbidden"
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("n", 0), ("n", 17), ("n", "1"), ("n", 1.5), ("n", True),
