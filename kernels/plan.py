@@ -148,7 +148,12 @@ class Shared:
     flat: FlatSegments
     decode: DecodeQueries
     long: FlatRows
-    longest: int  # keys that any query sees: under a sliding window shorter than this, the rows read all by themselves
+
+    @property
+    def longest(self) -> int:
+        """Keys that any query sees: under a sliding window shorter than this, the rows read all by themselves."""
+        long = self.long.numbers[:, 1] + self.long.numbers[:, 2]
+        return max(int(self.decode.length.max(initial=0)), int(long.max(initial=0)))
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -246,7 +251,6 @@ def make_plan(
                 ),
                 replace(queries, first_key=first_key[queries.table_row]),
                 FlatRows(numbers, table),
-                int((starts + counts).max()),
             )
     return AttentionPlan(num_tokens, page_size, num_pages, positions, slots, table, queries, long, shared)
 
@@ -277,9 +281,7 @@ def next_plan(plan: AttentionPlan, rows: Spans, *, num_pages: int, longest_paged
     )
     if bad_row < len(rows):
         _explain(rows, bad_row, page_size, num_pages)
-    if plan.shared is None:
-        return plan
-    return replace(plan, shared=replace(plan.shared, longest=int(decode.length.max())))
+    return plan
 
 
 @jit()

@@ -44,7 +44,8 @@ def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: t
 
 def can_share(shared: Shared, rule: AttentionRule) -> bool:
     """Whether under this rule every query sees all keys of its segments, with plain scores."""
-    return rule.soft_cap == NO_CAP and min(rule.window, rule.chunk) >= shared.longest
+    is_wide = not rule.has_window or min(rule.window, rule.chunk) >= shared.longest
+    return rule.soft_cap == NO_CAP and is_wide
 
 
 def shared_attention(

@@ -59,7 +59,7 @@ class PlainLayer:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    places: list[int]  # where the activations lie, and those of the wanted tokens
+    memory: tuple[int, int]  # of the activations, and of those of the wanted tokens (`Buffers.memory`)
     table: Int64s | None  # None where a product has no kernel for so many tokens
 
 
@@ -122,12 +122,12 @@ class Stack:
             return None
         if not self.has_any_size and tokens > (MAX_TOKENS if threads > 1 else MAX_TOKENS_ALONE):
             return None
-        places = _places(body) if tail is None else _places(body) + _places(tail)
+        memory = body.memory, (body if tail is None else tail).memory
         most = _many()
         kind = min(tokens, most), min(num_wanted, most), tail is None
         kept = self._kept.get(kind)
-        if kept is None or kept.places != places:
-            kept = _Lines(places, self._written(body, tail, num_wanted))
+        if kept is None or kept.memory != memory:
+            kept = _Lines(memory, self._written(body, tail, num_wanted))
             self._kept[kind] = kept
         return kept.table
 
@@ -293,10 +293,6 @@ def _gated(gate_up: Linear, b: Buffers, is_tail: int) -> list[list[int] | None]:
         _product(gate_up, b.normed, b.gate_up, is_tail, pieces.WRITES),
         [pieces.GATE, is_tail, *_at(b.gate_up, b.activated), width],
     ]
-
-
-def _places(b: Buffers) -> list[int]:
-    return _at(b.x, b.normed, b.delta, b.qkv, b.attended, b.gate_up, b.activated)
 
 
 def _at(*operands: Operand) -> list[int]:

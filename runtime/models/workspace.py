@@ -7,6 +7,7 @@ For a small model a step is mostly launches, so every buffer and its NumPy view 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -14,6 +15,8 @@ from niwaki.kernels.operand import Operand
 from niwaki.runtime.models.config import ModelConfig
 
 KEPT_BUFFER_SIZES = 256  # batch sizes whose views are kept; making those of a larger batch costs little beside its work
+
+_numbers = count()  # of memories
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Buffers:
     attended_heads: Operand  # the same as [tokens, heads, head_dim]
     gate_up: Operand  # [tokens, 2 x intermediate]
     activated: Operand  # [tokens, intermediate]
+    memory: int  # a number of the memory that all this is in, and of no other
 
 
 class Workspace:
@@ -40,6 +44,7 @@ class Workspace:
         self._dtype = dtype
         self._capacity = 0
         self._memory: tuple[torch.Tensor, ...] = ()
+        self._number = next(_numbers)
         self._kept: dict[int, Buffers] = {}
 
     def of_size(self, tokens: int) -> Buffers:
@@ -68,7 +73,7 @@ class Workspace:
             config.intermediate_size,
         )
         self._memory = tuple(torch.empty((tokens, w), dtype=self._dtype, device=self._device) for w in widths)
-        self._capacity = tokens
+        self._capacity, self._number = tokens, next(_numbers)
 
     def _views(self, tokens: int) -> Buffers:
         heads, head_dim = self._config.num_heads, self._config.head_dim
@@ -83,4 +88,5 @@ class Workspace:
             attended_heads=Operand.of(attended.view(tokens, heads, head_dim)),
             gate_up=Operand.of(gate_up),
             activated=Operand.of(activated),
+            memory=self._number,
         )

@@ -20,6 +20,7 @@ from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.models import stack
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig, Temperature
 from niwaki.runtime.models.stack import Stack
+from niwaki.runtime.models.workspace import Workspace
 from tests.lang.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not has_tiles(), reason="this processor has no kernels for whole steps")
@@ -344,3 +345,20 @@ def test_helpers_end_with_their_model() -> None:
     del runner
     gc.collect()
     wait_until(lambda: not own & helpers())
+
+
+def test_a_table_of_lines_is_written_anew_when_the_activations_have_moved() -> None:
+    """Its addresses are used unchecked."""
+    space, other = (Workspace(LLAMA, torch.device("cpu"), torch.bfloat16) for _ in range(2))
+    small, large = space.of_size(4), space.of_size(16)
+    assert small.memory == large.memory != other.of_size(4).memory
+    space.of_size(100)
+    assert space.of_size(4).memory != small.memory
+
+
+def test_steps_that_grow_and_shrink_give_what_each_alone_gives() -> None:
+    grown = Runner.random(LLAMA, num_pages=PAGES)
+    for count in (3, 40, 3, 200, 40, 3):
+        rows = [Row(np.arange(1, 1 + count, dtype=np.int32), 0, range(1 + count // grown.page_size), 1)]
+        alone = Runner.random(LLAMA, num_pages=PAGES)
+        assert torch.equal(grown.forward(rows), alone.forward(rows))
