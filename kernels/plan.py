@@ -25,7 +25,7 @@ MAX_DECODE_TOKENS = 8
 # behind 3,900 keys, 9.5 and 10.5 ms instead of 12.4 and 17.8, for 32 rows of 8 behind 300, 27 instead of 35.
 MAX_DECODE_BESIDE_TILES = 3
 # ... and where stacks go by pairs of bfloat16, in half of the lanes where that is enough. Rows of three tokens take
-# 0.74 to 0.93 of their attention's time so behind 300 keys and more, 0.87 to 1.13 behind 48; rows of two 0.78 to 0.93
+# 0.71 to 0.93 of their attention's time so behind 300 keys and more, 0.87 to 1.13 behind 48; rows of two 0.78 to 0.93
 # and 0.96 to 1.11 where three heads share a key, but 1.0 to 1.6 where two do (niwaki-tiny, L15, L60; 1, 8 and 32 rows,
 # one thread of an EPYC, Zen 4, 28 November 2026, medians of 21 in turn).
 MAX_DECODE_BESIDE_PAIRS = 2
