@@ -145,7 +145,7 @@ class Decoding:
 
     def hears_echo(self) -> bool:
         """Whether somebody's text says again what it said before, so that what follows may be guessed."""
-        if self._listener is None or not self._listener.has_room(self._starts):
+        if self._listener is None or not self._listener.has_room:
             self.settle()
             self._listener = Listener([r.ids for r in self.requests], [r.guesser for r in self.requests])
         return self._listener.hears(self._starts, self._token_ids)

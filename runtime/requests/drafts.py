@@ -93,9 +93,13 @@ class Listener:
         for row, ids in enumerate(texts):
             self._texts[row, : len(ids)] = ids
         self._quiet = np.array([guesser.quiet_until for guesser in guessers], np.int64)
+        self._size = echo_tokens(len(texts))
+        self._room = ROOM  # a number: the array's maximum takes as long as listening
 
-    def has_room(self, lasts: Longs) -> bool:
-        return int(lasts.max()) < self._texts.shape[1]
+    @property
+    def has_room(self) -> bool:
+        """Whether each text may be a token longer than the last time."""
+        return self._room > 0
 
     def takes(self, row: int, ids: TokenIds, guesser: Guesser) -> bool:
         """Whether there is room for a text that has become longer by more than a token, up to `ids`."""
@@ -103,9 +107,11 @@ class Listener:
             return False
         self._texts[row, : len(ids)] = ids
         self._quiet[row] = guesser.quiet_until
+        self._room = min(self._room, self._texts.shape[1] - len(ids))
         return True
 
     def hears(self, lasts: Longs, newest: TokenIds) -> bool:
         """Whether there is a guess of what follows somebody's text. `newest` [rows]: the token that stands at lasts
         [rows]; those before it are known."""
-        return bool(hear(self._texts, lasts, newest, self._quiet, echo_tokens(len(lasts))))
+        self._room -= 1
+        return bool(hear(self._texts, lasts, newest, self._quiet, self._size))

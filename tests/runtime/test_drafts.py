@@ -17,7 +17,7 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.loop.decoding import Decoding
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, Guesser, Listener, said_behind
+from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, ROOM, Guesser, Listener, said_behind
 from tests.toy import make_model
 
 ITEMS = '{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 9}'
@@ -108,6 +108,19 @@ def test_a_text_that_grows_by_a_guess_is_heard_as_one_that_grows_token_by_token(
     assert listener.takes(0, ids, guesser)
     assert not listener.hears(np.array([6]), ids[6:])
     assert not listener.takes(0, np.zeros(1000, np.int32), guesser), "it has no room"
+
+
+@pytest.mark.parametrize("grows_by", [1, 7])
+def test_a_listener_has_room_as_long_as_the_next_token_has_a_place(grows_by: int) -> None:
+    length, guesser = 5, Guesser()
+    listener = Listener([np.arange(length, dtype=np.int32), ids_of(1)], [guesser, guesser])
+    while listener.has_room:
+        assert length <= 4 + ROOM
+        listener.hears(np.array([length - 1, 0]), ids_of(9, 9))
+        length += grows_by
+        if grows_by > 1 and not listener.takes(0, np.arange(length, dtype=np.int32), guesser):
+            break
+    assert length > ROOM - 8
 
 
 # ---------------------------------------------------------------------------------------------------------------
