@@ -286,12 +286,21 @@ class Delivery:
         """Log-probabilities of tokens that are known: those of the prompt, and forced ones."""
         for top_n in {request.params.top_logprobs_num for request, *_ in reading}:
             alike = [one for one in reading if one[0].params.top_logprobs_num == top_n]
-            targets = [request.ids[first + 1 : first + 1 + count] for request, _, first, count in alike]
-            rows = [row for _, first_row, _, count in alike for row in range(first_row, first_row + count)]
-            read = token_logprobs(rows_of(logits, rows), np.concatenate(targets), top_n)
+            try:
+                targets = [request.ids[first + 1 : first + 1 + count] for request, _, first, count in alike]
+                rows = [row for _, first_row, _, count in alike for row in range(first_row, first_row + count)]
+                read = token_logprobs(rows_of(logits, rows), np.concatenate(targets), top_n)
+            except Exception as error:
+                if len(alike) == 1:
+                    self.fail(alike[0][0], told(error))
+                    continue
+                for one in alike:  # whose fault it is shows where each is read by itself
+                    if one[0].lease is not None:  # else another of its job has failed
+                        self._read([one], logits)
+                continue
             at = 0
             for request, _, first, count in alike:
-                if request.lease is not None:  # else another of its job has failed
+                if request.lease is not None:  # as above
                     try:
                         self._note(request, first, read[at : at + count])
                     except Exception as error:

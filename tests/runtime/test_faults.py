@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Regex, SamplingParams
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
@@ -16,7 +17,7 @@ from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import Sampled
+from niwaki.runtime.sampling.sampler import Sampled, token_logprobs
 from tests.formula import Host
 from tests.toy import make_model
 
@@ -180,5 +181,47 @@ def test_when_one_of_a_job_fails_the_others_of_it_take_no_token_more(
         host.step()
     assert isinstance(generation.error(), GenerationError)
     assert (len(moved), host.core.counters.finished, host.core.counters.failed) == (0, 0, 1)
+    host.core.pages.cache.check()
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_log_probabilities_that_cannot_be_read_fail_their_request_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, calm = Host(folder), Host(folder)
+    reading = (TOLD, TOLD, replace(TOLD, top_logprobs_num=2), TOLD)
+
+    def submitted(host: Host) -> list[Generation]:
+        """All read their whole prompts in one step, but for one that reads nothing; only the second has token 50."""
+        generations = [Generation() for _ in range(5)]
+        for number, params in enumerate(reading):
+            ids = np.arange(5, 14, dtype=np.int32) if number != 1 else np.arange(45, 54, dtype=np.int32)
+            job = GenerateJob(generations[number], 1)
+            host.core.submit([Request(number, job, 0, ids, params, host._tokenizer, logits_from=0)])
+        host.core.submit([Request(9, GenerateJob(generations[-1], 1), 0, ids[::-1], GREEDY, host._tokenizer)])
+        return generations
+
+    expected = submitted(calm)
+    while calm.core.has_work:
+        calm.step()
+    faults: list[int] = []
+
+    def broken(logits: torch.Tensor, target_ids: TokenIds, top_n: int = 0) -> list[Sampled | GenerationError]:
+        if 50 in target_ids:
+            faults.append(len(target_ids))
+            raise RuntimeError("a bug")
+        return token_logprobs(logits, target_ids, top_n)
+
+    monkeypatch.setattr("niwaki.runtime.loop.delivery.token_logprobs", broken)
+    generations = submitted(host)
+    while host.core.has_work:
+        host.step()
+    assert faults == [24, 8], "those of three prompts together, then of the one"
+    assert isinstance(generations[1].error(), GenerationError)
+    assert "a bug" in str(generations[1].error())
+    del generations[1], expected[1]
+    assert [told(each) for each in generations] == [told(each) for each in expected]
+    assert len(told(generations[0]).prompt_logprobs) == 9
+    assert (host.core.counters.finished, host.core.counters.failed) == (len(expected), 1)
     host.core.pages.cache.check()
     assert host.core.pages.cache.stats().held_pages == 0
