@@ -202,10 +202,11 @@ class LocalBackend(Templates):
         for group, head in enumerate(heads):
             for place in shared.by_need:
                 index = group * len(tails) + place
-                ids = np.concatenate([head, np.array(tails[place], dtype=np.int32)])
-                self._limits.check_room(len(ids), 0)
+                tail = np.array(tails[place], dtype=np.int32)
+                self._limits.check_room(len(head) + len(tail), 0)
                 first = max(0, job.starts[index] - 1)
-                requests.append(self._request(job, index, ids, params, own.namespace, seed=seed, logits_from=first))
+                made = self._request(job, index, head, params, own.namespace, tail=tail, seed=seed, logits_from=first)
+                requests.append(made)
         self._track(own, job)
         self._inbox.post(lambda: None if pending.is_done else self._submit(job, requests))
         return pending
@@ -415,6 +416,7 @@ class LocalBackend(Templates):
         params: SamplingParams,
         namespace: str,
         *,
+        tail: TokenIds | None = None,
         seed: int = 0,
         matcher: Matcher | None = None,
         stop_ends: ByteDfa | None = None,
@@ -428,9 +430,8 @@ class LocalBackend(Templates):
         if unsettled is not None:
             ids, healing = ids[: -unsettled.num_tokens], Healing(unsettled, self._compilations.vocabulary)
         return Request(
-            number, job, index, ids, params, self._tokenizer,
-            namespace=namespace, seed=seed, matcher=matcher, stop_ends=stop_ends, logits_from=logits_from,
-            healing=healing,
+            number, job, index, ids, params, self._tokenizer, tail=tail, namespace=namespace, seed=seed,
+            matcher=matcher, stop_ends=stop_ends, logits_from=logits_from, healing=healing,
         )  # fmt: skip
 
     def _track(self, branch: LocalBranch, job: Job) -> None:

@@ -295,10 +295,10 @@ class Roster:
         return before
 
     def _first_look(self, request: Request) -> tuple[plans.Waiting, TokenIds, None]:
-        most = _max_cached(request)
+        ids, most = request.ids, _max_cached(request)
         looked_at = plans.Waiting(
             id=request.id,
-            ids=request.ids[: request.num_to_compute],
+            ids=ids[: request.num_to_compute],
             max_new_tokens=request.remaining_new,
             priority=request.params.priority,
             first_step=request.first_step,
@@ -307,7 +307,7 @@ class Roster:
             max_cached=most,
             program=request.job.program,
         )
-        return looked_at, request.ids[:most], None
+        return looked_at, ids[:most], None
 
     # -- coming and going -------------------------------------------------------------------------------------------
 
@@ -322,6 +322,7 @@ class Roster:
         if found is None:
             return
         self.wait_no_more(request)
+        request.hold_ids()
         request.lease, request.num_computed = found
         if request.num_cached is None:
             request.admitted = readiness.clock()

@@ -32,7 +32,7 @@ from niwaki.runtime.constraints.boundaries import TAIL_TOKENS
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.constraints.protocol import MaskRow
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.drafts import Guesser
+from niwaki.runtime.requests.drafts import NOTHING, Guesser
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.stops import StopText
 from niwaki.runtime.sampling.sampler import Sampled, SampleRow, is_plain
@@ -52,8 +52,8 @@ class Request:
         "id", "job", "index", "params", "namespace", "seed", "num_prompt", "num_computed", "num_cached", "logits_from",
         "lease", "matcher", "stops", "detokenizer", "waited_steps", "first_step", "waited_seconds", "waits_since",
         "arrived", "admitted", "prefilled", "num_lost", "logprobs", "top_logprobs", "allowed", "prompt_logprobs",
-        "prompt_top", "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_buffer",
-        "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
+        "prompt_top", "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_shared",
+        "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
         "_unsent_top", "_is_shorter",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Request:
         params: SamplingParams,
         tokenizer: Tokenizer,
         *,
+        tail: TokenIds | None = None,
         namespace: str = "",
         seed: int = 0,
         logits_from: int | None = None,
@@ -73,17 +74,18 @@ class Request:
         stop_ends: ByteDfa | None = None,
         healing: Healing | None = None,
     ) -> None:
-        """`ids`: the prompt, without the tokens that `healing` has taken back."""
+        """`ids`: the prompt, without the tokens that `healing` has taken back. `tail`: where the prompt is a text that
+        others have, too, and a continuation of it, the latter: until it runs, the request has no copy of the former."""
         self.id = request_id
         self.job = job
         self.index = index
         self.params = params
         self.namespace = namespace
         self.seed = seed
-        self.num_prompt = len(ids)
+        self.num_prompt = len(ids) if tail is None else len(ids) + len(tail)
         self.num_computed = 0
         self.num_cached: int | None = None  # of the prompt: tokens that it never computed; None before it is admitted
-        self.logits_from = len(ids) - 1 if logits_from is None else logits_from
+        self.logits_from = self.num_prompt - 1 if logits_from is None else logits_from
         self.lease: Lease | None = None
         self.matcher = matcher
         self.healing = healing  # until the text that was taken back is written again
@@ -105,19 +107,21 @@ class Request:
         self.allowed: list[int | None] = []
         self.prompt_logprobs: dict[int, TokenLogprob] = {}
         self.prompt_top: dict[int, tuple[TokenLogprob, ...]] = {}
-        # Nothing stands before the first token, so where its log-probability is asked for there is none.
-        if job.starts[index] == 0 if isinstance(job, ScoreJob) else logits_from == 0:
-            self.prompt_logprobs[0] = TokenLogprob(None, int(ids[0]), tokenizer.token_text(int(ids[0])))
         self.forced: list[int] = []  # which generated tokens, by index, were not drawn
         self.drafted: list[int] = []  # which of the others were computed with those before them: they had been guessed
         self.guesser = Guesser()
         self._at_start: Matcher | None = None  # before the first token, where that was healed and may hold a stop
         self._num_healed = 0  # bytes of the first generated token that are the prompt's
         self._num_shown = 0  # of the generated tokens: the text of those behind waits for their log-probabilities
-        # With room for the answer, a long one's beginning.
-        self._buffer = np.empty(len(ids) + min(params.max_new_tokens, MAX_ROOM), dtype=np.int32)
-        self._buffer[: len(ids)] = ids
-        self._length = len(ids)
+        self._shared: Sequence[TokenIds] | None = (ids,) if tail is None else (ids, tail)  # until it has its own array
+        self._buffer = NOTHING
+        self._length = self.num_prompt
+        if tail is None:
+            self.hold_ids()
+        # Nothing stands before the first token, so where its log-probability is asked for there is none.
+        if job.starts[index] == 0 if isinstance(job, ScoreJob) else logits_from == 0:
+            first = int(self.ids[0])
+            self.prompt_logprobs[0] = TokenLogprob(None, first, tokenizer.token_text(first))
         self._tokenizer = tokenizer
         self._text: list[str] = []
         # Of a request with stop strings: text length after each generated token; -1 inside a character.
@@ -131,7 +135,14 @@ class Request:
 
     @property
     def ids(self) -> TokenIds:
-        return self._buffer[: self._length]
+        return self._buffer[: self._length] if self._shared is None else np.concatenate(self._shared)
+
+    def hold_ids(self) -> None:
+        """Have its tokens in an array of its own, with room for the answer, a long one's beginning."""
+        if self._shared is not None:
+            self._buffer = np.empty(self._length + min(self.params.max_new_tokens, MAX_ROOM), dtype=np.int32)
+            np.concatenate(self._shared, out=self._buffer[: self._length])
+            self._shared = None
 
     @property
     def length(self) -> int:

@@ -37,8 +37,8 @@ from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import Rates
 
 MAX_SEQUENCES = 256  # of one request: prompts times n
-# Of a choice, so many texts to score count as one sequence: they give no token, but each holds its prompt's tokens.
-# 4,096 of them behind 3,600 tokens took 65 MB, and as one sequence 1,280 such calls were let in; now 40 are.
+# Of a choice, so many texts to score count as one sequence: they give no token, but each is a request. 4,096 of them
+# take 11 MB while they wait, and as one sequence 1,280 such calls were let in; now 40 are.
 ROWS = 128
 # Of the prompts of one request, where they are several: each takes 650 bytes on its way, those of 256 prompts of 4,000
 # tokens with the 20 likeliest took 13 GB. One prompt may ask for all of its own.

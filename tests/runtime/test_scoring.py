@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from niwaki.runtime.api import GenerationError, Score, Segment, TokenLogprob
 from niwaki.runtime.engine import Engine
+from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.requests.request import Request
 from niwaki.runtime.requests.scoring import SharedBeginnings
 from niwaki.runtime.sampling import sampler
 from niwaki.runtime.sampling.sampler import Sampled
@@ -76,6 +79,32 @@ def test_choices_with_a_common_beginning_are_scored_as_each_alone() -> None:
         assert [one is None for one, _ in known] == [other is None for _, other in known]
         numbers = [(one, other) for one, other in known if one is not None and other is not None]
         assert [one for one, _ in numbers] == pytest.approx([other for _, other in numbers], abs=1e-4)
+
+
+def test_choices_that_wait_have_no_copy_of_the_text_before_them(
+    bundled_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{number}!" for number in range(500)]
+    grown: list[int] = []
+    whole = EngineCore.submit
+
+    def watched(self: EngineCore, requests: Sequence[Request]) -> None:
+        whole(self, requests)
+        grown.append(tracemalloc.get_traced_memory()[0] - before)
+
+    monkeypatch.setattr(EngineCore, "submit", watched)
+    for head in ("a b " * 10, "a b " * 450):
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            branch = bundled_engine.backend.open()
+            scores = bundled_engine.backend.score(branch, [Segment(head)], texts).result(60)
+        finally:
+            tracemalloc.stop()
+        assert [score.text for score in scores] == texts
+    length = scores[0].prompt_tokens
+    assert length > 800
+    assert grown[1] - grown[0] < 4 * length * len(texts) / 10, "bytes, of a copy each"
 
 
 def test_log_probabilities_are_told_once_for_a_common_beginning(
