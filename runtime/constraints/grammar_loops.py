@@ -14,7 +14,7 @@ from bisect import bisect_left
 from typing import Final
 
 from niwaki.runtime.constraints.grammar_terminals import LITERAL, LITERALS, Unknown, text_of
-from niwaki.runtime.constraints.schema.lark import BASICS, CHARACTER
+from niwaki.runtime.constraints.schema.spelling import BASICS, CHARACTER
 
 # Of a token, in which loops it stays, and whether it is one behind which a loop may begin.
 NO_LOOP: Final = 0

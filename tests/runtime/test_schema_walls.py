@@ -16,7 +16,7 @@ from niwaki.runtime.constraints.compile_worker import learn
 from niwaki.runtime.constraints.schema import TookTooLong, normalise
 from niwaki.runtime.constraints.schema.document import Json, Watch, most_counted
 from niwaki.runtime.constraints.schema.formats import FORMAT_PATTERNS
-from niwaki.runtime.constraints.schema.lark import text_terminal
+from niwaki.runtime.constraints.schema.spelling import text_terminal
 from niwaki.runtime.constraints.sources import answer, read_answer, request_for, too_complex
 
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), None], {256})

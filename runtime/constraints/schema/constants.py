@@ -1,12 +1,14 @@
-"""Many constants that are arrays or objects: what they begin and end with alike is written once.
+"""Constants as a grammar writes them; of many that are arrays or objects, what they begin and end with alike once.
 
 Each constant is the pieces that the rules of arrays and objects are written in, too, since the lexer takes the longest
-piece. Pieces that lead from one place to another are edges of an automaton without circles, as small as can be.
+piece. Of many, the pieces that lead from one place to another are edges of an automaton without circles, as small as
+can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
 from typing import Final, NamedTuple
 
 from niwaki.runtime.constraints.schema.document import Json, json_text
@@ -21,6 +23,22 @@ class Piece(NamedTuple):
 
 
 Edges = dict[Piece, int]  # where each piece leads
+
+
+def literal(text: str) -> str:
+    """The text as a literal of Lark."""
+    return encode_basestring(text).replace("\x7f", "\\x7f")
+
+
+def constant(value: Json) -> str:
+    """One constant alone."""
+    if isinstance(value, list):
+        items = '","'.join(map(constant, value))
+        return f'"["{items}"]"'
+    if isinstance(value, dict):
+        pairs = '","'.join(f'{literal(json_text(name))}":"{constant(item)}' for name, item in value.items())
+        return f'"{{"{pairs}"}}"'
+    return literal(json_text(value))
 
 
 def pieces_of(value: Json) -> list[Piece]:
@@ -89,13 +107,8 @@ def beside(one: str, other: str) -> str:
     return f"{one} {other}" if other[:1].isalpha() and one[-1:] not in '")' else one + other
 
 
-def written(
-    values: Sequence[Json],
-    literal: Callable[[str], str],
-    rule: Callable[[list[str]], str],
-    terminal: Callable[[str], str],
-) -> list[str]:
-    """The alternatives at the start. `literal`, `rule` and `terminal` write a text, alternatives and a terminal."""
+def written(values: Sequence[Json], rule: Callable[[list[str]], str], terminal: Callable[[str], str]) -> list[str]:
+    """The alternatives at the start. `rule` and `terminal` write alternatives and a terminal, and give its name."""
     places = automaton_of(values)
     parents = [0] * len(places)
     for edges in places:

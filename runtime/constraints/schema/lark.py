@@ -6,64 +6,27 @@ only, that of `json.dumps(..., ensure_ascii=False)`: another spelling of a known
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cached_property, lru_cache
-from json.encoder import encode_basestring
+from functools import cached_property
 from math import isqrt
 from typing import Final
 
 from niwaki.runtime.api import ConstraintError
-from niwaki.runtime.constraints.regex_language import ANY_CHARACTER, Languages, Term, TooManyTerms
-from niwaki.runtime.constraints.regex_lark import in_json, terminal
-from niwaki.runtime.constraints.schema import constants
+from niwaki.runtime.constraints.schema import constants, spelling
 from niwaki.runtime.constraints.schema.arrays import read_automaton
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, Layout
-from niwaki.runtime.constraints.schema.document import Json, as_fraction, json_text
+from niwaki.runtime.constraints.schema.document import Json, json_text
 from niwaki.runtime.constraints.schema.endless import all_end, without_endless
 from niwaki.runtime.constraints.schema.presence import witnesses
-from niwaki.runtime.constraints.schema.ranges import LOWER, UPPER, fraction_regex, is_range, range_regex
-from niwaki.runtime.constraints.schema.steps import (
-    as_engine_reads,
-    no_multiple_regex,
-    step_in,
-    step_regex,
-    steps_not_in,
-)
-from niwaki.runtime.constraints.schema.strings import anywhere, asked_of, of_length
+from niwaki.runtime.constraints.schema.spelling import BASICS, key_terminal, text_terminal
+from niwaki.runtime.constraints.schema.strings import anywhere
 
-_HEX: Final = "[0-9a-fA-F]"
-# \u of anything but half a surrogate pair. So written, 0.96 of the time in which llguidance builds a grammar with it.
-_ESCAPE: Final = rf"\\u(?:[0-9abcefABCEF]{_HEX}|[dD][0-7]|[dD][89abAB]{_HEX}{_HEX}\\u[dD][c-fC-F]){_HEX}{_HEX}"
-CHARACTER: Final = rf'(?:[^"\\\x00-\x1F]|\\["\\\/bfnrt]|{_ESCAPE})'
-INTEGER: Final = "-?(?:0|[1-9][0-9]*)"
-# Of what a reader takes for a finite double. The exponent stands behind few digits, and more digits before none.
-NUMBER: Final = (
-    r"-?(?:(?:0|[1-9][0-9]{8,307})(?:\.[0-9]+)?"
-    r"|[1-9][0-9]{0,7}(?:\.[0-9]+)?(?:[eE](?:-[0-9]{1,3}|\+?[0-2]?[0-9]{1,2}))?)"
-)
-# Each number in one way, of at most 15 digits where it is not whole: as many as a double keeps apart.
-ONCE_INTEGER: Final = "0|-?[1-9][0-9]*"
-ONCE_FRACTION: Final = (
-    r"(/-?[1-9][0-9]*\.[0-9]*[1-9]/ & /-?[0-9.]{3,16}/)"
-    r" | /-?0\.0{0,3}[1-9](?:[0-9]{0,13}[1-9])?/"
-    r" | /-?[1-9](?:\.[0-9]{0,13}[1-9])?e-(?:0[5-9]|[1-9][0-9]|[12][0-9]{2})/"
-)
-BASICS: Final = {
-    "STRING": f'STRING: /"{CHARACTER}*"/',
-    "INTEGER": f"INTEGER: /{INTEGER}/",
-    "NUMBER": f"NUMBER: /{NUMBER}/",
-    "ONCE_INTEGER": f"ONCE_INTEGER: /{ONCE_INTEGER}/",
-    "ONCE_FRACTION": f"ONCE_FRACTION: {ONCE_FRACTION}",
-    "KEY": f'KEY: "\\"" /{in_json(ANY_CHARACTER)}*/ "\\""',  # any, as keys are spelled
-}
 ANY_VALUE: Final = """value: "null"|"true"|"false"|NUMBER|STRING|any_array|any_object
 any_array: "["(value(","value)*)?"]"
 any_object: "{"(any_pair(","any_pair)*)?"}"
 any_pair: STRING":"value"""
 ANY_ONCE: Final = """once_value: "null"|"true"|"false"|ONCE_INTEGER|ONCE_FRACTION|KEY|any_array|any_object"""
-ENGINE_OPTIONS: Final = {"x-guidance": {"whitespace_flexible": False}}
 LEAVES: Final = {"integer": "INTEGER", "number": "NUMBER", "string": "STRING"}
 COMMA: Final = '","'
 OR: Final = "|"
@@ -165,7 +128,7 @@ class _Writer:
         if isinstance(branches := schema.get("anyOf"), list):
             return [self.part(branch, once=once) for branch in branches]
         if isinstance(values := schema.get("enum"), list):
-            plain = [_literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
+            plain = [constants.literal(json_text(value)) for value in values if not isinstance(value, list | dict)]
             others = self._constants([value for value in values if isinstance(value, list | dict)])
             return others + (plain if len(plain) <= MAX_LITERALS else [self._terminal(OR.join(plain))])
         kinds = schema.get("type")
@@ -177,8 +140,8 @@ class _Writer:
 
     def _constants(self, values: list[Json]) -> list[str]:
         if len(values) <= MAX_LITERALS:
-            return [_constant(value) for value in values]
-        return constants.written(values, _literal, self._rule, self._terminal)
+            return [constants.constant(value) for value in values]
+        return constants.written(values, self._rule, self._terminal)
 
     def _of_kind(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
         match kind:
@@ -197,46 +160,16 @@ class _Writer:
                 return [self._object(schema, once and self._layout.spells_once(schema))]
 
     def _number(self, kind: str, schema: dict[str, Json], once: bool) -> list[str]:
-        bounds: dict[str, Json] = {key: schema[key] for key in NUMBER_KEYWORDS if key in schema}
-        if kind == "integer" and "not" in schema:
-            return [self._terminal(" & ".join(f"/{regex}/" for regex in _no_multiples(schema)))]
-        if "not" in schema:
-            within = f" & /{range_regex(bounds, is_whole=False)}/" if bounds else ""
-            return [self._terminal(f"{'ONCE_FRACTION' if once else f'/{fraction_regex()}/'}{within}")]
-        if not bounds:
-            if once:
-                return ["ONCE_INTEGER"] if kind == "integer" else ["ONCE_INTEGER", "ONCE_FRACTION"]
-            return [kind.upper()]
-        step = step_in(schema, is_whole=kind == "integer")
-        if step is not None:
-            limits: dict[str, Json] = {key: schema[key] for key in (*LOWER, *UPPER) if key in schema}
-            within = f" & /{range_regex(limits, is_whole=kind == 'integer')}/" if limits else ""
-            return [self._terminal(f"/{step_regex(step)}/{within}{' & ONCE_INTEGER' if once else ''}")]
-        if is_range(schema):
-            regex = range_regex(schema, is_whole=kind == "integer")
-            is_spelled_once = kind == "integer" or not once
-            return [self._terminal(f"/{regex}/" if is_spelled_once else f"/{regex}/ & (ONCE_INTEGER | ONCE_FRACTION)")]
-        if isinstance(step_number := schema.get("multipleOf"), int | float):
-            steps = as_engine_reads(as_fraction(step_number))
-            assert steps is not None, "a normal schema has no other"
-            bounds["multipleOf"], *others = steps
-            bounds |= {"allOf": [{"multipleOf": other} for other in others]} if others else {}
-        return [self._rule([f"%json {json.dumps({'type': kind, **bounds, **ENGINE_OPTIONS})}"])]
+        if not spelling.asks_of_numbers(schema):
+            return spelling.any_number(kind, once=once)
+        body = spelling.number(kind, schema, once=once)
+        return [self._rule([spelling.number_of_engine(kind, schema)]) if body is None else self._terminal(body)]
 
     def _string(self, schema: dict[str, Json], once: bool) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if "pattern" not in schema:
-            if not least and most is None:
-                return "KEY" if once else "STRING"
-            character = in_json(ANY_CHARACTER) if once else CHARACTER
-            return self._terminal(f'/"{character}{{{least},{"" if most is None else most}}}"/')
-        body = text_terminal(str(schema["pattern"]), int(str(least)), None if most is None else int(str(most)))
-        if body is None:
-            if once:
-                raise ConstraintError(f"the pattern {schema['pattern']} cannot be enforced below uniqueItems")
-            alone = {key: schema[key] for key in ("pattern", "minLength", "maxLength") if key in schema}
-            return self._rule([f"%json {json.dumps({'type': 'string', **alone, **ENGINE_OPTIONS})}"])
-        return self._terminal(body)
+        if not spelling.asks_of_strings(schema):
+            return spelling.any_string(once=once)
+        body = spelling.string(schema, once=once)
+        return self._rule([spelling.string_of_engine(schema)]) if body is None else self._terminal(body)
 
     # -- arrays
 
@@ -322,7 +255,7 @@ class _Writer:
         low = max(0, (least or 0) - len(wanted))
         high = None if most is None else most - len(wanted)
         pairs = [
-            (f'{_literal(json_text(name))}":"{self.part(value, once=once)}', name in wanted)
+            (f'{constants.literal(json_text(name))}":"{self.part(value, once=once)}', name in wanted)
             for name, value in properties.items()
             if value is not False
         ]
@@ -357,7 +290,7 @@ class _Writer:
     def _witness(self, schema: dict[str, Json]) -> str:
         """The pair that must come, and those behind it."""
         one, behind = (
-            [f'{self._terminal(_key(key))}":"{self.part(value)}' for key, value in witnesses(schema, which)]
+            [f'{self._terminal(key_terminal(key))}":"{self.part(value)}' for key, value in witnesses(schema, which)]
             for which in ("pairs", "behind")
         )
         return f'{self._rule(one)}(","{self._rule(behind)})*' if behind else self._rule(one)
@@ -366,7 +299,7 @@ class _Writer:
         """A pair whose key the schema does not name, or nothing."""
         patterned = _as_dict(schema.get("patternProperties"))
         rest = schema.get("additionalProperties", True)
-        known = OR.join(_literal(json_text(name)) for name in names)
+        known = OR.join(constants.literal(json_text(name)) for name in names)
         options = []
         for regex, value in patterned.items():
             body = text_terminal(regex, 0, None) if value is not False else None
@@ -386,49 +319,12 @@ class _Writer:
         return self._rule(options) if options else ""
 
 
-@lru_cache(maxsize=512)
-def text_terminal(pattern: str, least: int, most: int | None) -> str | None:
-    """The strings in which a pattern is found, as a terminal; None where only the engine knows the pattern, and where
-    no text is in it."""
-
-    def written(languages: Languages, term: Term) -> str | None:
-        language = of_length(languages, term, least, most)
-        if languages.is_empty(language) is True:
-            return None
-        return f'"\\"" {terminal(languages, language, in_json)} "\\""'
-
-    try:
-        return asked_of(pattern, written)
-    except (ConstraintError, TooManyTerms):
-        return None
-
-
-def _key(pattern: str) -> str:
-    body = text_terminal(pattern, 0, None)
-    if body is None:
-        raise ConstraintError(f"the pattern of keys {pattern} cannot be enforced")
-    return body
-
-
 def _rule_of(definition: str, *, once: bool = False) -> str:
     return f"{'o' if once else 'd'}_{definition}"
 
 
 def _but(body: str, known: str) -> str:
     return f"({body})&~({known})" if known else body
-
-
-def _no_multiples(schema: dict[str, Json]) -> Iterator[str]:
-    """Regexes all of which match the whole numbers of a schema that are no multiples."""
-    yield no_multiple_regex(steps_not_in(schema))
-    limits: dict[str, Json] = {key: schema[key] for key in (*LOWER, *UPPER) if key in schema}
-    if limits:
-        yield range_regex(limits, is_whole=True)
-    if "multipleOf" in schema and (step := step_in(schema, is_whole=True)) is not None:
-        yield step_regex(step)
-
-
-NUMBER_KEYWORDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
 def _listed(opening: str, item: str, closing: str, low: int, high: int | None) -> str:
@@ -453,22 +349,6 @@ def _repeated(body: str, low: int, high: int | None) -> str:
     if high is None:
         return body + {0: "*", 1: "+"}.get(low, f"{{{low},}}")
     return f"{body}{{{low},{high}}}" if high > 0 else ""
-
-
-def _constant(value: Json) -> str:
-    """A constant in the pieces that the rules of arrays and objects have, too: the lexer takes the longest piece."""
-    if isinstance(value, list):
-        items = COMMA.join(map(_constant, value))
-        return f'"["{items}"]"'
-    if isinstance(value, dict):
-        pairs = COMMA.join(f'{_literal(json_text(name))}":"{_constant(item)}' for name, item in value.items())
-        return f'"{{"{pairs}"}}"'
-    return _literal(json_text(value))
-
-
-def _literal(text: str) -> str:
-    """The text as a literal of Lark."""
-    return encode_basestring(text).replace("\x7f", "\\x7f")
 
 
 def _as_dict(value: Json) -> dict[str, Json]:
