@@ -2,7 +2,7 @@
 
 LLVM's own vectoriser prefers half of a 512-bit register, and sums each product of two rows by itself; these kernels
 hold eight sums at a time. Nothing here names a processor: where registers are shorter, LLVM splits the vectors. How
-they come from memory and go back: simd_memory.py.
+they come from memory and go back: simd_memory.py; other formats: simd_formats.py.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

@@ -18,7 +18,6 @@ to must lie in the same order, which `place_in_pair` tells; for float32 it is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -31,7 +30,7 @@ from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import FLOATS, INTS, LANES, VECTOR, Vector, added, fold, higher, in_all_lanes
-from niwaki.kernels.vector_tiles import rounds_by_instruction
+from niwaki.kernels.simd_formats import narrow, narrow_pair, upper_half, widening
 
 PAIR = types.UniTuple(VECTOR, 2)
 
@@ -97,7 +96,7 @@ def _load_pair(typing, array, index):
 
     array: float32, bfloat16 as uint16, int8, or e4m3 as uint8, of one dimension and contiguous.
     """
-    widen, words = _widening(array.dtype)
+    widen, words = widening(array.dtype)
 
     def generate(context, builder, signature, args):
         pointer = element_pointer(context, builder, signature, args)
@@ -132,7 +131,7 @@ def _load_alike(typing, array, index, like):
 @intrinsic
 def _load_part(typing, array, index, left):
     """`load_pair` of the first `left` < 32 elements: zeros from there on, and that memory is not touched."""
-    widen, words = _widening(array.dtype)
+    widen, words = widening(array.dtype)
     element = ir.FloatType() if widen is None else ir.IntType(array.dtype.bitwidth)
     lanes, bits = ir.VectorType(element, 2 * LANES), ir.VectorType(ir.IntType(1), 2 * LANES)
     name = f"v32{'f' if widen is None else 'i'}{array.dtype.bitwidth}"
@@ -190,7 +189,7 @@ def _store_pair(typing, array, index, low, high):
         low, high = args[2:]
         pointer = element_pointer(context, builder, signature, args)
         if is_half:
-            builder.store(_halves(builder, low, high), builder.bitcast(pointer, INTS.as_pointer()), align=2)
+            builder.store(narrow_pair(builder, low, high), builder.bitcast(pointer, INTS.as_pointer()), align=2)
         else:
             vectors = builder.bitcast(pointer, FLOATS.as_pointer())
             builder.store(low, vectors, align=4)
@@ -207,7 +206,7 @@ def _store_pairs(typing, array, index, low, high):
     def generate(context, builder, signature, args):
         half = ir.Constant(INTS, [0x8000] * LANES)  # between two neighbours, the larger: an instruction instead of four
         low, high = (builder.add(builder.bitcast(value, INTS), half) for value in args[2:])
-        words = builder.or_(_upper_half(builder, low), builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
+        words = builder.or_(upper_half(builder, low), builder.and_(high, ir.Constant(INTS, [0xFFFF0000] * LANES)))
         pointer = builder.bitcast(element_pointer(context, builder, signature, args), INTS.as_pointer())
         builder.store(words, pointer, align=2)
         return context.get_dummy_value()
@@ -393,78 +392,6 @@ def element_pointer(context, builder, signature, args, first=0):
     data = context.make_array(signature.args[first])(context, builder, args[first]).data
     index = context.cast(builder, args[first + 1], signature.args[first + 1], types.intp)
     return builder.gep(data, [index])
-
-
-def _widening(kind):
-    """What makes two vectors of 32 numbers of this kind, and the vector of sixteen words that it takes; None, where
-    they are float32."""
-    if isinstance(kind, types.Float):
-        return None, None
-    if kind.bitwidth == 16:
-        return _widen, INTS
-    return partial(_widen_bytes, whole_numbers if kind.signed else of_e4m3), ir.VectorType(ir.IntType(16), LANES)
-
-
-def _widen_bytes(of_byte, builder, words):
-    """Of 32 bytes in 16 words, the even ones and the odd ones."""
-    wide = builder.sext(words, INTS)
-    low = builder.shl(wide, ir.Constant(INTS, [24] * LANES))
-    pair = (builder.ashr(low, ir.Constant(INTS, [24] * LANES)), builder.ashr(wide, ir.Constant(INTS, [8] * LANES)))
-    return [of_byte(builder, each) for each in pair]
-
-
-def whole_numbers(builder, words):
-    return builder.sitofp(words, FLOATS)
-
-
-def of_e4m3(builder, words):
-    """Sixteen e4m3 (OCP, "8-bit floating point specification", 2023; its NaN is read as 480) that were widened to words
-    as signed bytes. Exponents of float32 are larger by 120: the bits, put in place, are the number times 2**-120."""
-    placed = builder.shl(words, ir.Constant(INTS, [20] * LANES))
-    bits = builder.and_(placed, ir.Constant(INTS, [0x87F00000] * LANES))
-    return builder.fmul(builder.bitcast(bits, FLOATS), ir.Constant(FLOATS, [2.0**120] * LANES))
-
-
-def _widen(builder, words):
-    """Of 32 bfloat16 in 16 words, the even ones and the odd ones: bfloat16 bits are the upper half of float32's."""
-    even = builder.shl(words, ir.Constant(INTS, [16] * LANES))
-    odd = builder.and_(words, ir.Constant(INTS, [0xFFFF0000] * LANES))
-    return [builder.bitcast(each, FLOATS) for each in (even, odd)]
-
-
-def _rounded(builder, value):
-    """Bits whose upper halves are the value as bfloat16, rounded to nearest even.
-
-    NaN stays NaN: its lower half is zero, as it comes from bfloat16 or from the processor itself.
-    """
-    bits = builder.bitcast(value, INTS)
-    last = builder.and_(_upper_half(builder, bits), ir.Constant(INTS, [1] * LANES))
-    return builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), last)
-
-
-def narrow(builder, value):
-    """Sixteen bfloat16, rounded."""
-    halves = ir.VectorType(ir.IntType(16), LANES)
-    if rounds_by_instruction():
-        kind = ir.FunctionType(ir.VectorType(ir.IntType(32), LANES // 2), [FLOATS])
-        return builder.bitcast(builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value]), halves)
-    return builder.trunc(_upper_half(builder, _rounded(builder, value)), halves)
-
-
-def _halves(builder, low, high):
-    """Words of two bfloat16, rounded."""
-    if rounds_by_instruction():
-        spelt = ir.InlineAsm(ir.FunctionType(INTS, [FLOATS] * 2), "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v")
-        both = builder.bitcast(builder.call(spelt, [low, high]), ir.VectorType(ir.IntType(16), 2 * LANES))
-        order = [lane // 2 + lane % 2 * LANES for lane in range(2 * LANES)]
-        between = builder.shuffle_vector(both, both, ir.Constant(ir.VectorType(ir.IntType(32), 2 * LANES), order))
-        return builder.bitcast(between, INTS)
-    upper = builder.and_(_rounded(builder, high), ir.Constant(INTS, [0xFFFF0000] * LANES))
-    return builder.or_(_upper_half(builder, _rounded(builder, low)), upper)
-
-
-def _upper_half(builder, bits):
-    return builder.lshr(bits, ir.Constant(INTS, [16] * LANES))
 
 
 @jit()

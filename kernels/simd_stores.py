@@ -26,7 +26,8 @@ from niwaki.kernels.simd import (
     in_all_lanes,
     power_of_two,
 )
-from niwaki.kernels.simd_memory import element_pointer, narrow, turned
+from niwaki.kernels.simd_formats import narrow
+from niwaki.kernels.simd_memory import element_pointer, turned
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
 ALL = ir.VectorType(ir.IntType(32), 2 * LANES)

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from niwaki.kernels.operand import Array
 from niwaki.kernels.simd import INTS, LANES
-from niwaki.kernels.simd_memory import ask_for, element_pointer, of_e4m3, whole_numbers
+from niwaki.kernels.simd_formats import of_e4m3, whole_numbers
+from niwaki.kernels.simd_memory import ask_for, element_pointer
 
 AHEAD = 8192  # bytes between what is read and what memory is asked for
 BYTE, LONG = ir.IntType(8), ir.IntType(64)

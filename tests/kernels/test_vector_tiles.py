@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from niwaki.kernels import few_pairs, jit, linear, linear_tiles, simd_memory, vector_tiles
+from niwaki.kernels import few_pairs, jit, linear, linear_tiles, simd_formats, vector_tiles
 from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, MIN_PARALLEL_ELEMENTS
 from niwaki.kernels.linear_tiles import MIN_PARALLEL_PRODUCTS, ROWS_AT_ONCE
 from niwaki.kernels.operand import Operand
@@ -156,7 +156,7 @@ def test_numbers_are_rounded_by_instruction_as_by_whole_numbers(monkeypatch: pyt
     numbers = numbers[: len(numbers) // 32 * 32]
     found = []
     for by_instruction in (True, False):
-        monkeypatch.setattr(simd_memory, "rounds_by_instruction", lambda is_so=by_instruction: is_so)
+        monkeypatch.setattr(simd_formats, "rounds_by_instruction", lambda is_so=by_instruction: is_so)
         pairs, singles = (np.zeros(len(numbers), np.uint16) for _ in range(2))
         numba.njit(round_all)(numbers, pairs, singles)
         found.append((pairs, singles))
