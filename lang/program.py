@@ -352,7 +352,8 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         before the first argument that is not given. The state that is returned keeps it there for as long as it lives.
 
         Raises:
-            ProgramError: as `trace`, by which the text is found; a session. Exception: what the backend fails with.
+            ProgramError: as `trace`, by which the text is found; or the run has a session.
+            Exception: what the backend fails with.
         """
         beginning = self.trace(*args, **kwargs).beginning
         call = self._arguments.call(args, kwargs | dict.fromkeys(self._arguments.missing(args, kwargs), ""))

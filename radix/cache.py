@@ -108,7 +108,8 @@ class Cache:
         return outline(self._tree, root, limit, self._clock, evicted)
 
     def page_ids(self, ids: TokenIds, namespace: str = "") -> list[int]:
-        """The full pages cached of the start of `ids`, to be read before the cache is called again. As `match`."""
+        """The ids of the full pages that are cached of the start of `ids`. Locks, touches and counts nothing: the pages
+        must be read before the cache is called again."""
         root = self._tree.roots.get(namespace)
         found = None if root is None else self._tree.find(root, pack(ids), names_source=False)
         return [] if found is None else path_pages(found[0])[: found[2]]
@@ -184,6 +185,9 @@ class Cache:
         would not leave enough room, it is given up: `num_cached` then ends on a page boundary. None if there is no room
         for `room_for` tokens even so (never when it is 0). `priority` marks what the request uses and writes, for the
         eviction policy of that name.
+
+        Raises:
+            ValueError: `room_for` is below 0.
         """
         query = pack(ids if max_cached is None else ids[: max(0, max_cached)])
         if room_for < 0:
@@ -309,7 +313,7 @@ class Cache:
         self._tree.drop_if_idle(node)
 
     def flush(self) -> bool:
-        """Drop everything that is not locked, pinned or not. True if the tree is empty now.
+        """Drop everything that is not locked, also what is pinned. True if the tree is empty now.
 
         It is forgotten, not evicted: `on_evict` is not told.
         """
@@ -321,7 +325,7 @@ class Cache:
         return self._tree.num_pages == 0
 
     def paths(self) -> Iterator[tuple[str, TokenIds, list[int]]]:
-        """Every cached sequence that no longer one holds: its namespace, its tokens and its pages."""
+        """Every cached sequence that is not the beginning of a longer one: its namespace, its tokens and its pages."""
         for node in self._tree.nodes():
             if not node.children:
                 namespace, key = path_key(node)

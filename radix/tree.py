@@ -43,9 +43,8 @@ class Node:
         self.head = head  # its first page: the same object as in the parent's map, where equal ones would be compared
         self.pages = pages
         self.parent = parent
-        self.stamp = (
-            stamp  # logical time of the last use; a parent's may be older, but it cannot leave before its children
-        )
+        # Logical time of the last use. A parent's may be older than its children's: it cannot leave before them.
+        self.stamp = stamp
         self.hits = 0  # lookups that went through it or ended in it
         self.priority = 0  # the highest of the requests that wrote or used it
         self.children: Children[Node] | None = None  # by first page; None rather than empty
@@ -88,12 +87,12 @@ class Tree:
         self.num_nodes = 0  # roots not counted
         self.num_key_bytes = 0
         self._line: Line[Node] = Line(MOST)  # who may be evicted
-        self._reached = 0  # the highest rank that was evicted; those of pinned leaves count as if they were not
-        # Told before `evict` drops the pages of a leaf from the given one on.
+        self._reached = 0  # the highest rank that was evicted; what a pin adds to a leaf's rank is not counted
+        # Called before `evict` drops the last pages of a leaf: the leaf, and how many pages it keeps.
         self.on_drop: Callable[[Node, int], None] | None = None
-        # Told of how long ago what a lookup found was used last.
+        # Called when a lookup ends in a node: how long ago, in logical time, that node was used before.
         self.on_return = eviction.returned if isinstance(eviction, Learning) else None
-        # Told of a new child of a root: the namespace and the child's first page.
+        # Called for each new child of a root: the namespace and the child's first page.
         self.on_begin: Callable[[str, bytes], None] | None = None
 
     # -- looking up -------------------------------------------------------------------------------------------------
@@ -113,7 +112,8 @@ class Tree:
                 return node, len(node.pages), pos // page_bytes, None, 0
             pairs = children.pairs
             if pairs is not None and not pairs.marks[hash(head[:PAIR_BYTES]) & pairs.mask]:
-                # No child begins with these two tokens, where nothing is cached: so neither page nor pair is looked up.
+                # No child begins with these two tokens, as is usual where nothing is cached: at most one token
+                # matches, and the page need not be looked up.
                 if not names_source:
                     return node, len(node.pages), pos // page_bytes, None, 1 if children.begins(head) else 0
                 key = children.alike(head)
@@ -284,6 +284,7 @@ class Tree:
             step = step.parent
 
     def unlock(self, node: Node) -> None:
+        """Undo one `lock`. What nothing protects any more may be evicted once it is a leaf."""
         step: Node | None = node
         while step is not None:
             assert step.protected > 0, "unlocked more often than locked"
@@ -309,6 +310,7 @@ class Tree:
         # From now on a protected child protects `upper`, where the lock did: the count is the same.
 
     def unpin(self, node: Node) -> None:
+        """Undo one pin, which `pins.Pins` counted on the node itself."""
         assert node.pins > 0, "unpinned more often than pinned"
         node.pins -= 1
         if not node.pins:
@@ -360,7 +362,8 @@ class Tree:
                 on_drop(leaf, max(0, num_left))
             if num_left > 0:
                 dropped += self._trim(leaf, wanted)
-                # At its rank: to lose pages is no use. Else a long text, a page at a time, outlives what is asked for.
+                # At the rank that it had: to lose pages is not to be used. At a new one, a long text that loses a page
+                # at a time would outlive texts that are asked for.
                 line.put_back(rank, leaf)
                 break
             wanted = -num_left
@@ -389,6 +392,7 @@ class Tree:
         return dropped
 
     def _trim(self, leaf: Node, num_pages: int) -> list[int]:
+        """Take the last pages off a leaf that keeps others."""
         keep = len(leaf.pages) - num_pages
         pages = leaf.pages[keep:]
         del leaf.pages[keep:]

@@ -136,6 +136,7 @@ class EngineCore:
         self._delivery.close()
 
     def abort_all(self, error: NiwakiError) -> None:
+        """End every request: with its own error where it has failed already, else with this one. Raises nothing."""
         failed, self._delivery.failed = self._delivery.failed, []
         known = {id(r.job): r.job for r in (*self._roster.waiting, *self._roster.running.values())}
         for job, cause in [*failed, *((job, error) for job in known.values())]:
@@ -194,8 +195,9 @@ class EngineCore:
     def _compute(
         self, requests: Sequence[Request], batch: Batch, wanted: Sequence[Matcher]
     ) -> tuple[torch.Tensor, Masks] | None:
-        """Run the model, and fill masks meanwhile, for texts that may still have so many tokens. None where it failed:
-        the whole batch is lost, the engine is not."""
+        """Run the model, and meanwhile fill the masks of the matchers `wanted`: the logits that the batch asks for, as
+        `Runner.forward` gives them, and the masks in the order of the matchers. None where the model failed: all
+        `requests` have failed with it, and the engine goes on."""
         self.counters.steps += 1
         masks = self._masks.start(wanted)
         try:
@@ -230,9 +232,9 @@ class EngineCore:
     # -- a steady batch ---------------------------------------------------------------------------------------------
 
     def _begin_decoding(self, last: Decoding | None = None, *, num_prompt_tokens: int = 0) -> None:
-        """After a step of which the next plan would be a repetition: keep the batch as arrays, where it decodes; those
-        of the last time where they can be. One token that is left of a prompt is none that was drawn: `_commit` shares
-        and counts it. `num_prompt_tokens`: of the step, beside whoever decoded."""
+        """After a step of which the next plan would be a repetition: keep those who decode as arrays, those of `last`
+        where they still fit. Not a request that has one token of its prompt left: it also has one token to compute, but
+        `_commit` must share and count that. `num_prompt_tokens`: what the step computed beyond one token a row."""
         running = list(self._roster.running.values())
         if last is not None and last.requests == running and last.resume():
             self._decoding = last
@@ -289,8 +291,8 @@ class EngineCore:
             self._roster.note_steps(decoding.num_steps)
 
     def _go_on(self, decoding: Decoding, tokens: Longs | None, computed: Computed | None) -> bool:
-        """Take the tokens of a steady batch. False where it is one no more. `computed`: where some may have to be drawn
-        one by one."""
+        """Take the tokens of a steady batch. False where it is one no more. `computed`: of their step, for those that
+        must be drawn one by one; None where it is gone, and they are computed again."""
         requests = decoding.requests
         taken = decoding.take(tokens, has_logits=computed is not None)
         self.counters.generated_tokens += len(requests) - len(taken.looked_at) - len(taken.one_by_one)
@@ -385,7 +387,8 @@ class EngineCore:
     def _took_guessed(
         self, decoding: Decoding, guesses: Sequence[TokenIds], logits: torch.Tensor, batch: Batch
     ) -> bool:
-        """Take what a step says to a batch with guesses. False where that is arrays no more."""
+        """Take what a step says to a batch with guesses. False where its requests were told one by one: it is settled
+        then."""
         tokens = decoding.drawn_at(logits, batch)
         right = None if tokens is None else decoding.take_guessed(tokens, guesses)
         if right is not None:
@@ -407,7 +410,7 @@ class EngineCore:
         return False
 
     def _settle_after_step(self, decoding: Decoding) -> None:
-        """The step that is computed now is none of its own."""
+        """Settle a batch that does not take the tokens of the current step itself; the step is counted all the same."""
         decoding.num_steps += 1
         self._settle()
 
@@ -423,7 +426,8 @@ class EngineCore:
     # -- what cannot go on ------------------------------------------------------------------------------------------
 
     def _refuse_the_impossible(self) -> None:
-        """Nothing could run. With requests in the pool one is set back; alone, the first in line can never fit."""
+        """Nothing could run. Where requests hold pages, the last of them is preempted; where none does, the first in
+        line can never fit, and is refused."""
         if self._roster.running:
             self._roster.preempt(next(reversed(self._roster.running.values())))
         elif self._roster.waiting:

@@ -65,14 +65,14 @@ class Decoding:
         self._table = np.zeros((count, int(self._held.max()) + SPARE_PAGES), np.int32)
         for place, own in enumerate(pages):
             self._table[place, : len(own)] = own
-        self._starts = np.array([request.num_computed for request in requests], np.int64)
-        self._token_ids = np.array([request.ids[-1] for request in requests], np.int32)
-        self._last = np.array([_last_of(request) for request in requests], np.int64)
-        self._may_end = np.zeros(vocab_size, np.bool_)
+        self._starts = np.array([request.num_computed for request in requests], np.int64)  # computed so far
+        self._token_ids = np.array([request.ids[-1] for request in requests], np.int32)  # the next to compute
+        self._last = np.array([_last_of(request) for request in requests], np.int64)  # computed at its end
+        self._may_end = np.zeros(vocab_size, np.bool_)  # by token id: it may end somebody's text
         self._may_end[[*end_ids, *(end for request in requests for end in request.params.stop_token_ids)]] = True
         self._untold = Untold(count)
         self._num_read = Generation.num_read  # before anybody is asked whether he is read
-        self._is_plain = np.array([request.is_drawn_plainly for request in requests])
+        self._is_plain = np.array([request.is_drawn_plainly for request in requests])  # with the others, in one go
         self._is_watched = np.array([request.is_watched for request in requests])
         self._draws = PlainDraws.of(
             [(request.params, request.seed, request.num_generated) for request in requests], vocab_size
