@@ -6,13 +6,9 @@ finalizer over both, so a row draws the same token on either device unless a sum
 the order of their value, equal ones by index; top-k, top-p and min-p each keep a head of that order, and the token
 drawn is the first at which the running weight passes number x weight kept.
 
-Nothing is sorted. A head of the order is (T, R): all tokens above the key T and the first R of those equal to it, where
-the key is the float's bits as a whole number of the same order. "The highest key whose weight (or count), counted from
-above, reaches a goal" is found by trying 3 keys a pass, which leaves a quarter of them: 16 passes for all there are.
-
-A pass keeps a sum, or a maximum, for each of BLOCK lanes, and puts the lanes together at its end alone. Most heads are
-short, so the tokens from a key on, of which the lanes' maxima tell how many there are, some 1,500, are put side by side
-first; where what is kept ends among them, they are searched instead of the row.
+Nothing is sorted (row_search.py). A head of the order is (T, R): all tokens above the key T and the first R of those
+equal to it. Most heads are short, so the tokens from a key on, of which the lanes' maxima tell how many there are, some
+1,500, are put side by side first; where what is kept ends among them, they are searched instead of the row.
 """
 
 from __future__ import annotations
@@ -26,6 +22,19 @@ import triton.language as tl
 
 from niwaki.kernels.triton.bitmask import apply_bitmask_torch
 from niwaki.kernels.triton.launch import block_of, ceil_div, check, launch
+from niwaki.kernels.triton.row_search import (
+    at_key,
+    draw_all,
+    key_of,
+    key_of_many,
+    least_with,
+    masked_block,
+    nth_of_key,
+    put_side_by_side,
+    reached,
+    value_of,
+    weight_of,
+)
 
 NO_TOKEN = -1  # the mask and the forbidden tokens leave none
 NOT_FINITE = -2  # a logit is NaN or infinite
@@ -180,187 +189,6 @@ def _mixed(state):
     return state ^ (state >> 31)
 
 
-@triton.jit
-def _key_of(values):
-    """int32: a whole number of the same order as the float32."""
-    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)  # -0 is 0
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _value_of(key):
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _masked(row_ptr, mask_ptr, has_mask, at, vocab):
-    """Values of a block; -inf beyond the row and where the mask says no."""
-    values = tl.load(row_ptr + at, mask=at < vocab, other=-float("inf"))
-    word = tl.load(mask_ptr + at // 32, mask=(at < vocab) & has_mask, other=-1)
-    return tl.where(((word >> (at % 32)) & 1) != 0, values, -float("inf"))
-
-
-@triton.jit
-def _weight(values, highest, scale):
-    x = (values - highest) * scale
-    return tl.where(x > -87.0, tl.exp(x), 0.0)  # as on the CPU: less than e^-87 is nothing
-
-
-@triton.jit
-def _reached(
-    row_ptr, mask_ptr, has_mask, length, highest, scale, goal, low, high,
-    BLOCK: tl.constexpr, UNROLLED: tl.constexpr, BY_COUNT: tl.constexpr, IS_STRICT: tl.constexpr,
-):  # fmt: skip
-    """The highest key in [low, high) for which the weight of all tokens at or above it, or their number, reaches the
-    goal (passes it, if strict); `low` where none does. Sums of more terms are never smaller: rounding keeps order."""
-    lanes = tl.arange(0, BLOCK)
-    while high - low > 1:
-        width = high - low
-        first = (low + width // 4).to(tl.int32)
-        second = (low + width // 2).to(tl.int32)
-        third = (low + width * 3 // 4).to(tl.int32)
-        at_first = tl.zeros((BLOCK,), tl.float32)
-        at_second = tl.zeros((BLOCK,), tl.float32)
-        at_third = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, length, BLOCK * UNROLLED):
-            for part in tl.static_range(UNROLLED):
-                values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
-                if BY_COUNT:
-                    parts = tl.where(values > -float("inf"), 1.0, 0.0)
-                else:
-                    parts = _weight(values, highest, scale)
-                keys = _key_of(values)
-                at_first += tl.where(keys >= first, parts, 0.0)
-                at_second += tl.where(keys >= second, parts, 0.0)
-                at_third += tl.where(keys >= third, parts, 0.0)
-        if IS_STRICT:
-            first_passes = _sum(at_first) > goal
-            second_passes = _sum(at_second) > goal
-            third_passes = _sum(at_third) > goal
-        else:
-            first_passes = _sum(at_first) >= goal
-            second_passes = _sum(at_second) >= goal
-            third_passes = _sum(at_third) >= goal
-        high = tl.where(third_passes, high, third.to(tl.int64))
-        high = tl.where(second_passes, high, second.to(tl.int64))
-        high = tl.where(first_passes, high, first.to(tl.int64))
-        low = tl.where(first_passes, first.to(tl.int64), low)
-        low = tl.where(second_passes, second.to(tl.int64), low)
-        low = tl.where(third_passes, third.to(tl.int64), low)
-    return low
-
-
-@triton.jit
-def _sum(lanes):
-    return tl.sum(lanes.to(tl.float64), 0)
-
-
-@triton.jit
-def _at_key(
-    row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK: tl.constexpr, UNROLLED: tl.constexpr
-):  # fmt: skip
-    """Weight and number of the tokens above `key`, and the number of those equal to it."""
-    lanes = tl.arange(0, BLOCK)
-    weight = tl.zeros((BLOCK,), tl.float32)
-    above = tl.zeros((BLOCK,), tl.int32)
-    equal = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, length, BLOCK * UNROLLED):
-        for part in tl.static_range(UNROLLED):
-            values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
-            keys = _key_of(values)
-            is_token = values > -float("inf")
-            weight += tl.where(keys > key, _weight(values, highest, scale), 0.0)
-            above += (is_token & (keys > key)).to(tl.int32)
-            equal += (is_token & (keys == key)).to(tl.int32)
-    return _sum(weight), tl.sum(above, 0).to(tl.int64), tl.sum(equal, 0).to(tl.int64)
-
-
-@triton.jit
-def _least_with(
-    row_ptr, mask_ptr, has_mask, length, highest, scale, least, BLOCK: tl.constexpr, UNROLLED: tl.constexpr
-):
-    """The lowest key of the tokens that weigh at least so much, or the most."""
-    lanes = tl.arange(0, BLOCK)
-    lowest = tl.full((BLOCK,), 2147483647, tl.int32)
-    for start in range(0, length, BLOCK * UNROLLED):
-        for part in tl.static_range(UNROLLED):
-            values = _masked(row_ptr, mask_ptr, has_mask, start + part * BLOCK + lanes, length)
-            is_kept = (_weight(values, highest, scale).to(tl.float64) >= least) | (values == highest)
-            lowest = tl.minimum(lowest, tl.where(is_kept, _key_of(values), 2147483647))
-    return tl.min(lowest, 0).to(tl.int64)
-
-
-@triton.jit
-def _draw_all(row_ptr, mask_ptr, has_mask, vocab, highest, scale, goal, BLOCK: tl.constexpr):
-    """The first token, by index, at which the running weight passes the goal; else the last that has weight."""
-    before = tl.full((), 0.0, tl.float64)
-    base = before  # the weight before the block that begins at `begin`, in which the goal is passed
-    begin = tl.full((), 0, tl.int32)
-    is_passed = tl.full((), 0, tl.int32)
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        mass = _sum(_weight(_masked(row_ptr, mask_ptr, has_mask, at, vocab), highest, scale))
-        is_next = (is_passed == 0) & (mass > 0.0)
-        base = tl.where(is_next, before, base)
-        begin = tl.where(is_next, tl.min(at, 0), begin)
-        before += mass
-        is_passed = tl.where(before > goal, 1, is_passed)
-    at = begin + tl.arange(0, BLOCK)
-    weights = _weight(_masked(row_ptr, mask_ptr, has_mask, at, vocab), highest, scale)
-    running = base + tl.cumsum(weights.to(tl.float64), 0)
-    some = weights > 0.0
-    hit = tl.min(tl.where(some & (running > goal), at, 2147483647), 0).to(tl.int64)
-    last = tl.max(tl.where(some, at, -1), 0).to(tl.int64)
-    return tl.where(hit < 2147483647, hit, last)
-
-
-@triton.jit
-def _nth_of_key(row_ptr, mask_ptr, has_mask, length, key, number, BLOCK: tl.constexpr):
-    """The index of the token that has `number` others of the same key before it."""
-    token = tl.full((), -1, tl.int64)
-    before = tl.full((), 0, tl.int64)
-    for start in range(0, length, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        is_equal = _key_of(_masked(row_ptr, mask_ptr, has_mask, at, length)) == key
-        rank = before + tl.cumsum(is_equal.to(tl.int32), 0) - 1
-        token = tl.maximum(token, tl.max(tl.where(is_equal & (rank == number), at, -1), 0).to(tl.int64))
-        before += tl.sum(is_equal.to(tl.int32), 0)
-    return token
-
-
-@triton.jit
-def _key_of_many(lane_best, RANK: tl.constexpr):
-    """The highest key that is not above the maximum of RANK lanes."""
-    keys = _key_of(lane_best)
-    low = tl.full((), -2147483648, tl.int64)
-    high = tl.full((), 2147483647, tl.int64)
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        is_enough = tl.sum((keys >= middle).to(tl.int32), 0) >= RANK
-        low = tl.where(is_enough, middle, low)
-        high = tl.where(is_enough, high, middle)
-    return low
-
-
-@triton.jit
-def _put_side_by_side(
-    row_ptr, mask_ptr, has_mask, vocab, key, value_ptr, id_ptr, BLOCK: tl.constexpr, MOST: tl.constexpr
-):
-    """The tokens that are not below `key`, in the order of their ids; how many there are, of which MOST are kept."""
-    count = tl.full((), 0, tl.int32)
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        values = _masked(row_ptr, mask_ptr, has_mask, at, vocab)
-        is_one = (_key_of(values) >= key) & (values > -float("inf"))
-        place = count + tl.cumsum(is_one.to(tl.int32), 0) - 1
-        tl.store(value_ptr + place, values, mask=is_one & (place < MOST))
-        tl.store(id_ptr + place, at, mask=is_one & (place < MOST))
-        count += tl.sum(is_one.to(tl.int32), 0)
-    tl.debug_barrier()  # what one thread has written others read
-    return count
-
-
 # Rows of arrays of 8 bytes: whether they are aligned to 16 hangs on how many there are, and a batch of an odd number
 # shall not wait for another kernel to be compiled.
 BY_ROW = ["top_p_ptr", "min_p_ptr", "top_k_ptr", "seed_ptr", "position_ptr"]
@@ -403,7 +231,7 @@ def _sample_rows(
             at = start + part * BLOCK + lanes
             raw = tl.load(row_ptr + at, mask=at < VOCAB, other=-float("inf"))
             faults |= ((raw != raw) | (raw == float("inf"))).to(tl.int32)
-            values = _masked(row_ptr, mask_ptr, has_mask, at, VOCAB)
+            values = masked_block(row_ptr, mask_ptr, has_mask, at, VOCAB)
             lane_token = tl.where(values > lane_best, at, lane_token)
             lane_best = tl.where(values > lane_best, values, lane_best)
     highest = tl.max(lane_best, 0)
@@ -418,11 +246,11 @@ def _sample_rows(
         min_p = tl.load(min_p_ptr + row)
         number = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
         whole = tl.full((), -2139095041, tl.int64)  # the key of -inf
-        total, count, _ = _at_key(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, whole, BLOCK, UNROLLED)
+        total, count, _ = at_key(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, whole, BLOCK, UNROLLED)
         # As the CPU's sampler, to which a row of few allowed tokens is a short one.
         choosable = tl.where(has_mask & (2 * count < VOCAB), count, VOCAB)
         if (top_k < choosable) | (top_p < 1.0) | (min_p > 0.0):
-            above_all = _key_of(highest).to(tl.int64) + 1
+            above_all = key_of(highest).to(tl.int64) + 1
             key = whole  # the head of the order that is kept: all above `key`, and `ties` of those equal to it
             ties = count
             mass = total
@@ -431,17 +259,17 @@ def _sample_rows(
             if CANDIDATES > 0:
                 value_ptr += row * CANDIDATES
                 id_ptr += row * CANDIDATES
-                lowest = _key_of_many(lane_best, RANK)
-                some = _put_side_by_side(
+                lowest = key_of_many(lane_best, RANK)
+                some = put_side_by_side(
                     row_ptr, mask_ptr, has_mask, VOCAB, lowest, value_ptr, id_ptr, BLOCK * UNROLLED, CANDIDATES
                 )
                 if some <= CANDIDATES:
-                    among, _, _ = _at_key(
+                    among, _, _ = at_key(
                         value_ptr, mask_ptr, row < 0, some, highest, scale, whole, BLOCK, UNROLLED
                     )  # fmt: skip
                     has_top_k = (top_k <= some) | (some == count)
                     has_top_p = (top_k >= choosable) & (top_p < 1.0) & (among >= top_p * total)
-                    is_likely = _weight(_value_of(lowest), highest, scale).to(tl.float64) >= min_p
+                    is_likely = weight_of(value_of(lowest), highest, scale).to(tl.float64) >= min_p
                     has_min_p = (top_k >= choosable) & (min_p > 0.0) & (is_likely == 0)
                     is_short = has_top_k | has_top_p | has_min_p
                     # Where it ends behind them, what min_p keeps ends before it.
@@ -452,47 +280,47 @@ def _sample_rows(
                     length = some
                     key = tl.maximum(lowest, whole)
             if top_k < choosable:
-                key = _reached(
+                key = reached(
                     row_ptr, mask_ptr, has_mask, length, highest, scale, tl.minimum(top_k, count).to(tl.float64),
                     key, above_all, BLOCK, UNROLLED, True, False,
                 )  # fmt: skip
-                mass, above, _ = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
+                mass, above, _ = at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
                 ties = tl.minimum(top_k, count) - above
-                mass += ties.to(tl.float64) * _weight(_value_of(key), highest, scale).to(tl.float64)
+                mass += ties.to(tl.float64) * weight_of(value_of(key), highest, scale).to(tl.float64)
             if top_p < 1.0:
                 goal = top_p * mass
-                found = _reached(
+                found = reached(
                     row_ptr, mask_ptr, has_mask, length, highest, scale, goal, key, above_all, BLOCK, UNROLLED,
                     False, False,
                 )  # fmt: skip
-                over, _, equal = _at_key(
+                over, _, equal = at_key(
                     row_ptr, mask_ptr, has_mask, length, highest, scale, found, BLOCK, UNROLLED
                 )  # fmt: skip
-                weight = _weight(_value_of(found), highest, scale).to(tl.float64)
+                weight = weight_of(value_of(found), highest, scale).to(tl.float64)
                 needed = tl.ceil((goal - over) / tl.where(weight > 0.0, weight, 1.0)).to(tl.int64)
                 needed = tl.minimum(tl.maximum(needed, 1), tl.where(found == key, tl.minimum(ties, equal), equal))
                 key = found
                 ties = needed
             if min_p > 0.0:
-                least = _least_with(
+                least = least_with(
                     row_ptr, mask_ptr, has_mask, length, highest, scale, min_p, BLOCK, UNROLLED
                 )  # fmt: skip
                 ties = tl.where(least > key, count, ties)
                 key = tl.maximum(least, key)
-            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
+            over, _, equal = at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, key, BLOCK, UNROLLED)
             ties = tl.minimum(ties, equal)
-            goal = number * (over + ties.to(tl.float64) * _weight(_value_of(key), highest, scale).to(tl.float64))
-            drawn = _reached(
+            goal = number * (over + ties.to(tl.float64) * weight_of(value_of(key), highest, scale).to(tl.float64))
+            drawn = reached(
                 row_ptr, mask_ptr, has_mask, length, highest, scale, goal, key, above_all, BLOCK, UNROLLED, False, True
             )
-            over, _, equal = _at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, drawn, BLOCK, UNROLLED)
-            weight = _weight(_value_of(drawn), highest, scale).to(tl.float64)
+            over, _, equal = at_key(row_ptr, mask_ptr, has_mask, length, highest, scale, drawn, BLOCK, UNROLLED)
+            weight = weight_of(value_of(drawn), highest, scale).to(tl.float64)
             place = tl.floor((goal - over) / tl.where(weight > 0.0, weight, 1.0)).to(tl.int64)
             most = tl.where(drawn == key, ties, equal) - 1
             place = tl.minimum(tl.maximum(place, 0), most)
-            token = _nth_of_key(row_ptr, mask_ptr, has_mask, length, drawn, place, BLOCK * UNROLLED)
+            token = nth_of_key(row_ptr, mask_ptr, has_mask, length, drawn, place, BLOCK * UNROLLED)
             if is_short:
                 token = tl.load(id_ptr + token).to(tl.int64)
         else:
-            token = _draw_all(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, number * total, BLOCK * UNROLLED)
+            token = draw_all(row_ptr, mask_ptr, has_mask, VOCAB, highest, scale, number * total, BLOCK * UNROLLED)
     tl.store(out_ptr + row, token)
