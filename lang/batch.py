@@ -207,8 +207,11 @@ class Journal:
         """Those of all rows that are to be run: those that are not written."""
         return islice(rows, self.num_done, None)
 
+    def complete(self) -> None:
+        """All rows that were to be run are written: have those that stay behind them, too."""
+
     def settle(self) -> None:
-        """All rows that were asked for are written; of the input there may be more."""
+        """All rows that were asked for are written, and it is complete; of the input there may be more."""
 
     def _append(self, line: bytes) -> None:
         rest = memoryview(line)

@@ -57,9 +57,11 @@ class Retry(Journal):
         before = islice(_lines(self._before.path), self.num_done, self._before.num_done)
         return compress(super().undone(rows), chain(map(is_failed, before), repeat(True)))
 
-    def settle(self) -> None:
-        """All that is to be run is written: take the place of the file at PATH."""
+    def complete(self) -> None:
         self._copy()
+
+    def settle(self) -> None:
+        """Take the place of the file at PATH."""
         assert self.num_done >= self._before.num_done, "a row that failed was not run again"
         self._replace(self._before)
 

@@ -85,10 +85,9 @@ def run(options: RunOptions) -> int:
         num_undone = sum(1 for _ in journal.undone(range(last)))
         if not num_undone:
             _begin(options, journal)
-            journal.settle()
+            _settle(options, journal, last)
             if last == num_records:
                 journal.finish()
-            _make_table(options.output, journal, last)
             print(_nothing_to_do(options, journal, last))
             return 0
         trees: dict[int, Tree] = {}
@@ -102,7 +101,7 @@ def run(options: RunOptions) -> int:
             tally = Tally(num_before=last - num_undone, num_records=last, usage=usage)
             try:
                 _write_rows(journal, tally, results)
-                journal.settle()
+                _settle(options, journal, last)
                 if options.trace is not None:
                     picture_of([trees[number] for number in sorted(trees)]).save(options.trace)
                 if last == num_records:
@@ -110,10 +109,10 @@ def run(options: RunOptions) -> int:
             except KeyboardInterrupt:
                 return fail(f"interrupted; {_how_to_continue(journal)}", 130)
             except OSError as error:
-                return fail(f"{error.strerror or error}: {journal.path}; {_how_to_continue(journal)}")
+                where = error.filename or journal.path
+                return fail(f"{error.strerror or error}: {where}; {_how_to_continue(journal)}")
             except NiwakiError as error:
                 return fail(f"{one_line(error)}; {_how_to_continue(journal)}")
-            _make_table(options.output, journal, last)
             report = tally.report(options.output)
     print(report, file=sys.stdout if journal.is_resumable else sys.stderr)
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
@@ -286,13 +285,20 @@ def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
 
 def _journal_path(output: Path) -> Path:
     """Where the rows go as they come: into the output itself, or beside a table, which is made of them at the end."""
-    is_table = output.suffix.lower() in TABLE_SUFFIXES
-    return output.with_name(output.name + ".rows.jsonl") if is_table else output
+    return output.with_name(output.name + ".rows.jsonl") if _is_table(output) else output
 
 
-def _make_table(output: Path, journal: Journal, count: int) -> None:
-    if output != journal.path:
-        write_table(journal.path, output, count)
+def _is_table(output: Path) -> bool:
+    return output.suffix.lower() in TABLE_SUFFIXES
+
+
+def _settle(options: RunOptions, journal: Journal, count: int) -> None:
+    """All `count` rows are written. A table is made before failed rows give way to those that ran again: after a kill
+    the same command finds all of them run, and makes it."""
+    journal.complete()
+    if _is_table(options.output):
+        write_table(journal.path, options.output, count)
+    journal.settle()
 
 
 def _write_row(journal: Journal, row: JsonObject) -> Failure | None:

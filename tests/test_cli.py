@@ -559,7 +559,8 @@ def test_control_c_while_the_table_is_made_says_how_to_go_on(
     with monkeypatch.context() as until:
         until.setattr(run_command, "write_table", interrupted)
         assert run("shout", "in.txt", output="out.csv") == 130
-    assert one_line(capsys.readouterr().err).endswith("interrupted; give the same command again to continue")
+    told = one_line(capsys.readouterr().err)
+    assert told.endswith("interrupted; 2 rows stand in out.csv.rows.jsonl; give the same command again to continue")
     assert run("shout", "in.txt", output="out.csv") == 0
     assert len(Path("out.csv").read_text().splitlines()) == 3
 

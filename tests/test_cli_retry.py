@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,34 @@ def test_a_table_is_made_again(folder: Path) -> None:
     assert "AWAY 1" in table
     assert "AWAY 4" in table
     assert "no answer to never 3" in table
+
+
+@pytest.mark.parametrize("hook", ["niwaki.run_command.write_table", "niwaki.lang.retry.Retry.settle"])
+def test_killed_when_all_has_run_the_next_run_makes_the_table_and_runs_nothing(
+    folder: Path, hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("ask", "in.txt", output="out.csv") == 0
+    Path("back").touch()
+    ran()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hook, killed)
+        with suppress(KeyboardInterrupt):
+            assert run("ask", "in.txt", "--retry-failed", output="out.csv") == 130
+    assert ran() == ["away 1", "away 4", "never 3"]
+    assert run("ask", "in.txt", "--retry-failed", output="out.csv") == 0
+    assert ran() == []
+    table = Path("out.csv").read_text()
+    assert "AWAY 1" in table
+    assert "no answer to never 3" in table
+    assert sorted(path.name for path in folder.glob("out.csv*")) == [
+        "out.csv",
+        "out.csv.rows.jsonl",
+        "out.csv.rows.jsonl.meta",
+    ]
 
 
 def test_what_a_link_leads_to_is_replaced_and_keeps_its_mode(folder: Path) -> None:
