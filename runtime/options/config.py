@@ -134,3 +134,9 @@ def check_whole(name: str, value: object, low: int, high: int) -> None:
     """Raises ConfigError, where an option is no whole number from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
+
+
+def check_number(name: str, value: object, low: float, high: float, unit: str = "") -> None:
+    """Raises ConfigError, where an option is no number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"{name} must be from {low:g} to {high:g}{unit and ' ' + unit}, got {value!r}")

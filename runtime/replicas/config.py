@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.options.config import check_number, check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,14 @@ class ReplicaConfig:
     address: str | None = None  # of a Ray cluster; None: a Ray of our own on this machine, which ends with us
 
     def __post_init__(self) -> None:
+        for name in ("lowest", "highest"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} must be a whole number from 1 to 1000, got {value!r}")
         if not 1 <= self.lowest <= self.highest <= 1000:
             raise ConfigError(f"replicas must be N or LOW-HIGH from 1 to 1000, got {self.lowest}-{self.highest}")
-        if self.target_requests < 1:
-            raise ConfigError(f"replica requests must be at least 1, got {self.target_requests}")
-        if not (0 <= self.busy_seconds <= 86400 and 0 <= self.idle_seconds <= 86400):
-            raise ConfigError(
-                f"busy and idle seconds must be from 0 to 86400, got {self.busy_seconds} and {self.idle_seconds}"
-            )
-        if not (0 <= self.cpus <= 1000 and 0 <= self.gpus <= 1000):
-            raise ConfigError(f"a replica's cpus and gpus must be from 0 to 1000, got {self.cpus} and {self.gpus}")
+        check_whole("target_requests", self.target_requests, 1, 1_000_000)
+        for name in ("busy_seconds", "idle_seconds"):
+            check_number(name, getattr(self, name), 0, 86400, "seconds")
+        for name in ("cpus", "gpus"):
+            check_number(name, getattr(self, name), 0, 1000)

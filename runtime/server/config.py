@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from niwaki.runtime.api import ConfigError
-from niwaki.runtime.options.config import check_whole
+from niwaki.runtime.options.config import check_number, check_whole
 from niwaki.runtime.replicas.config import ReplicaConfig
 from niwaki.runtime.server.keys import KeyLimits, digest_of
 
@@ -68,9 +68,7 @@ class ServerConfig:
         if self.in_process and self.replicas is not None:
             raise ConfigError("in_process and replicas: give one of them")
         for name in ("head_seconds", "body_seconds", "drain_seconds", "session_seconds"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 86400.0:
-                raise ConfigError(f"{name} must be from 0 to 86400 seconds, got {value!r}")
+            check_number(name, getattr(self, name), 0, 86400, "seconds")
 
     @property
     def host_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, fields, replace
 
 from niwaki.runtime.api import ConfigError
+from niwaki.runtime.options.config import check_whole
 
 MIN_KEY = 8  # characters
 DIGEST = "sha256:"
@@ -22,8 +23,8 @@ class KeyLimits:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if value is not None and not 1 <= value <= 10**12:
-                raise ConfigError(f"{f.name} must be at least 1, got {value}")
+            if value is not None:
+                check_whole(f.name, value, 1, 10**12)
 
 
 def digest_of(key: str) -> bytes:
