@@ -170,7 +170,7 @@ def columns_of(
             put_few(flat_x, rows, all_rows, flat, bias, flat_out, some, inputs, outputs, scratch)
 
 
-@jit()
+@jit(inline=True)
 def _put(
     sums: Array, place: int, pairs: Array, turned: Float32s, bias: Array, out: Array, first_row: int, rows: int,
     output: int, is_tall: bool,
