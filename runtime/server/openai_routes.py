@@ -32,7 +32,7 @@ from niwaki.runtime.server.openai_shapes import (
     usage_of,
 )
 from niwaki.runtime.server.service import Service, Work, works_of
-from niwaki.runtime.server.sse import DONE, EventStream, Frame, chunk_event, event, unless_gone
+from niwaki.runtime.server.sse import DONE, EventStream, Frame, Way, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     ErrorAnswer,
     Json,
@@ -238,7 +238,8 @@ async def _answer(
 
     if body.stream:
         options = body.stream_options or StreamOptions()
-        return EventStream(_chunks(feed, shape, head, n, lengths, options, keeper), finish)
+        way = Way()
+        return EventStream(_chunks(feed, shape, head, n, lengths, options, keeper, way), finish, way=way)
 
     async def whole() -> Json:
         outputs = await feed.outputs()
@@ -271,8 +272,9 @@ async def _chunks(
     lengths: Sequence[int],
     options: StreamOptions,
     keeper: Keeper | None,
+    way: Way,
 ) -> AsyncIterator[bytes]:
-    """The events of a streamed answer; those that arrived together go out in one write."""
+    """The events of a streamed answer; those that arrived together go out in one write. Pieces may go by `way`."""
     counts = [0] * feed.size
     ended: dict[int, Output] = {}
     reasoned = 0
@@ -302,6 +304,21 @@ async def _chunks(
         return lambda delta: frame.around(delta.text) if delta.text else None
 
     writers: dict[int, Callable[[Delta], bytes | None]] = {}
+
+    def told(one: Piece) -> bytes:
+        index, delta = one.index, one.delta
+        counts[index] += len(delta.token_ids)
+        if index not in writers:
+            writers[index] = writer(index)
+        return writers[index](delta) or b""
+
+    def write(pieces: Sequence[Piece]) -> bool:
+        is_free = way.is_free()
+        if is_free:
+            way.write(b"".join(map(told, pieces)))
+        return is_free
+
+    feed.lead(write)
     openings = [shape.opening(index) for index in range(feed.size)]
     if any(openings):
         yield b"".join(chunk(opening) for opening in openings if opening is not None)
@@ -309,13 +326,8 @@ async def _chunks(
         written: list[bytes] = []
         for one in events:
             match one:
-                case Piece(index, delta):
-                    counts[index] += len(delta.token_ids)
-                    if index not in writers:
-                        writers[index] = writer(index)
-                    said = writers[index](delta)
-                    if said is not None:
-                        written.append(said)
+                case Piece():
+                    written.append(told(one))
                 case Ended(index, output):
                     counts[index], ended[index] = output.completion_tokens, output
                     reasoned += shape.reasoning_tokens(output)

@@ -22,19 +22,39 @@ MARK = "\x00"  # stands for a text that is told later
 LINE_ENDS = tuple((sign.encode(), f"\\u{ord(sign):04x}".encode()) for sign in "\x85\u2028\u2029")
 
 
+class Way:
+    """Past a stream's task to its client, for whoever knows that the task waits. Closed until the stream has begun."""
+
+    straight: WriteStraight | None = None
+
+    def is_free(self) -> bool:
+        return self.straight is not None and self.straight(b"")
+
+    def write(self, chunk: bytes) -> None:
+        """While it is free."""
+        assert self.straight is not None
+        self.straight(chunk)
+
+
 class EventStream(Response):
-    """Server-sent events out of `chunks`. `finish` is called once, however it ends: read, cut off or failed."""
+    """Server-sent events out of `chunks`. `finish` is called once, however it ends: read, cut off or failed. What goes
+    by `way` is none of the chunks."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], finish: Callable[[], None], stalled_seconds: float = STALLED_SECONDS
+        self,
+        chunks: AsyncIterator[bytes],
+        finish: Callable[[], None],
+        stalled_seconds: float = STALLED_SECONDS,
+        way: Way | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._finish = finish
         self._stalled_seconds = stalled_seconds
+        self._way = way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -46,6 +66,8 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, straight: WriteStraight | None) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._way is not None:
+            self._way.straight = straight
         with _Patience(self._stalled_seconds) as patience:
             async for chunk in self._chunks:
                 if straight is not None and straight(chunk):

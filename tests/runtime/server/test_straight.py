@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 
 import httpx2
 import pytest
@@ -13,7 +14,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from niwaki.runtime.api import Delta, FinishReason, Generation, Output
+from niwaki.runtime.server.feed import Feed, Piece
 from niwaki.runtime.server.heads import heads_within
+from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.sse import EventStream, Frame, chunk_event
 from niwaki.runtime.server.straight import straight_to
 from tests.lang.waiting import PATIENCE
@@ -127,6 +131,125 @@ def test_an_event_around_its_text_is_the_event_with_the_text(text: str) -> None:
         return chunk_event({"model": "a \x00 name", "delta": {"content": said}, "usage": None})
 
     assert Frame(event).around(text) == event(text)
+
+
+class Ready:
+    """A feed that is read in a task, and whose pieces may be written where they come while `takes`."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.takes = True
+        self.fault: Exception | None = None
+        self.written: list[str] = []  # where they came
+        self.read: list[str] = []  # by the task
+        self.generations = [Generation() for _ in range(size)]
+        self.feed = Feed(size, Metrics(dict))
+        self.feed.lead(self._write)
+        for generation in self.generations:
+            self.feed.add(generation)
+        self.reading = asyncio.ensure_future(self._read())
+
+    def push(self, *texts: str) -> None:
+        for text in texts:
+            for generation in self.generations:
+                generation.push(Delta(text, (7,)))
+
+    def end(self) -> None:
+        for generation in self.generations:
+            generation.succeed((Output("", (7, 7, 7), FinishReason("length"), 1, 0),))
+
+    def _write(self, pieces: Sequence[Piece]) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        if self.takes:
+            self.written += [piece.delta.text for piece in pieces]
+        return self.takes
+
+    async def _read(self) -> None:
+        async for events in self.feed.batches():
+            self.read += [one.delta.text if isinstance(one, Piece) else type(one).__name__ for one in events]
+
+
+def test_while_its_reader_waits_a_piece_is_written_where_it_comes() -> None:
+    async def run() -> Ready:
+        ready = Ready()
+        await asyncio.sleep(0)
+        ready.push("a", "b")  # no turn for the reader between them
+        assert ready.written == ["a", "b"]
+        ready.push("c")
+        ready.end()
+        await ready.reading
+        return ready
+
+    ready = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert (ready.written, ready.read) == (["a", "b", "c"], ["Ended"])
+    assert ready.feed.num_tokens == 1 + 3  # of the prompt, and the answer's
+
+
+def test_pieces_that_cannot_be_written_at_once_go_to_the_reader_and_keep_their_order() -> None:
+    async def run() -> Ready:
+        ready = Ready()
+        ready.push("a")  # he does not wait yet
+        await asyncio.sleep(0)
+        ready.takes = False
+        ready.push("b")
+        ready.takes = True
+        ready.push("c")  # he has been woken for "b", and not looked yet
+        assert ready.written == []
+        while "c" not in ready.read:
+            await asyncio.sleep(0)
+        ready.push("d")
+        ready.end()
+        await ready.reading
+        return ready
+
+    ready = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert (ready.written, ready.read) == (["d"], ["a", "b", "c", "Ended"])
+
+
+def test_the_pieces_of_several_generations_go_to_the_reader_together() -> None:
+    async def run() -> Ready:
+        ready = Ready(size=2)
+        await asyncio.sleep(0)
+        ready.push("a")
+        ready.end()
+        await ready.reading
+        return ready
+
+    ready = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert (ready.written, ready.read) == ([], ["a", "a", "Ended", "Ended"])
+
+
+def test_pieces_of_an_engine_on_another_thread_are_written_once_each() -> None:
+    async def run() -> Ready:
+        ready = Ready()
+
+        def generate() -> None:
+            for number in range(200):
+                ready.push(str(number))
+            ready.end()
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        await ready.reading
+        thread.join()
+        return ready
+
+    ready = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    assert sorted([*ready.written, *ready.read[:-1]], key=int) == [str(number) for number in range(200)]
+    assert ready.read[-1] == "Ended"
+
+
+def test_a_fault_in_writing_a_piece_is_its_readers_and_not_whoever_brings_it() -> None:
+    async def run() -> None:
+        ready = Ready()
+        await asyncio.sleep(0)
+        ready.fault = ValueError("the shape's own")
+        ready.push("a")
+        ready.push("b")
+        with pytest.raises(ValueError, match="the shape's own"):
+            await ready.reading
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 @pytest.mark.parametrize("how", ["answered", "closed", "left"])
