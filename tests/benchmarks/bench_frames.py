@@ -32,7 +32,7 @@ from niwaki.runtime.link.engine_client import EngineClient
 from niwaki.runtime.link.frames import Message, Order, Report
 from niwaki.runtime.link.link import CHUNK_BYTES, LENGTH, Link
 from niwaki.runtime.link.remote_engine import RemoteEngine
-from niwaki.runtime.server.serve import serving
+from niwaki.runtime.server.serve import COLLECTIONS, serving
 from niwaki.runtime.server.sse import DONE
 
 BATCHES = (1, 8, 32)
@@ -190,6 +190,8 @@ def served_seconds(batch: int) -> tuple[float, float]:
     theirs.close()
     with Recorded(ours) as engine:
         with serving(engine) as url:
+            gc.collect()
+            gc.freeze()  # as `niwaki serve` does
             url_goes.send(url)
             others[1].join()
         steps = engine.steps
@@ -231,8 +233,7 @@ async def bare_seconds(batch: int) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args(argv)
-    gc.collect()
-    gc.freeze()  # as `niwaki serve` does
+    gc.set_threshold(*COLLECTIONS)
     is_good = True
     print(f"{os.cpu_count()} processors; microseconds of processor time a step: medians of {ROUNDS} (least to most)")
     print(f"frame: to wake up, read, decode, and hand each stream its token; aim: {AIM_MICROSECONDS:.0f}")
