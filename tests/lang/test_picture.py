@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 import time
 from html import unescape
 from html.parser import HTMLParser
@@ -19,9 +18,8 @@ from niwaki.lang.state import State
 from niwaki.lang.tree import Generated, Tree
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.pictures.picture import LOOK
-from tests.runtime.server.browser import DRIVER, browsing
+from tests.runtime.server.browser import browsing, needs_browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "circle", "line", "path", "rect"}
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \" ' \u2028 {{x}}"
 
@@ -268,7 +266,7 @@ def test_text_keeps_its_contrast_in_both_schemes(scheme: str) -> None:
         assert contrast(colors[name], colors["card"]) >= 2.7, name
 
 
-@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium; .ci/install-chromium installs Debian's")
+@needs_browser
 def test_a_browser_opens_it_without_a_complaint_and_shows_details_on_focus(tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     page.write_text(picture_of([tree_for()]).html, "utf-8")
@@ -288,7 +286,7 @@ def test_a_browser_opens_it_without_a_complaint_and_shows_details_on_focus(tmp_p
         assert browser.complaints() == []
 
 
-@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no Chromium; .ci/install-chromium installs Debian's")
+@needs_browser
 def test_a_thousand_calls_are_readable_and_tell_their_details_under_the_pointer(tmp_path: Path) -> None:
     page = tmp_path / "run.html"
     page.write_text(picture_of([large_tree()]).html, "utf-8")

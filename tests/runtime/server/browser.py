@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import pytest
 
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver; .ci/install-chromium installs Debian's"
+)
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's own name for a reference
 
 Json = dict[str, object]

@@ -19,6 +19,7 @@ from niwaki.runtime.server.serve import serving
 from niwaki.runtime.server.store import Turn
 from niwaki.runtime.server.store_sql import SqlStore
 from tests.lang.waiting import PATIENCE, wait_until
+from tests.runtime.server.browser import Browser, browsing
 from tests.runtime.server.described import Described
 from tests.toy import make_model
 
@@ -67,6 +68,24 @@ def url(engine: Engine) -> Iterator[str]:
 def client(url: str) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=url, timeout=60) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: Browser, engine: Engine) -> Iterator[Browser]:
+    """The page of a server without sessions yet, and nothing on its console afterwards."""
+    with serving(engine) as address:
+        browser.open(address)
+        browser.wait("document.querySelector('#model').textContent.startsWith('toy')")
+        browser.run("document.querySelector('[name=max_tokens]').value = 12")
+        yield browser
+        assert browser.complaints() == []
+        browser.open("about:blank")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -15,36 +14,15 @@ from niwaki.runtime.server.config import ServerConfig, digests
 from niwaki.runtime.server.pages import FOLDER
 from niwaki.runtime.server.serve import serving
 from tests.lang.test_picture import contrast
-from tests.runtime.server.browser import CHROMIUM, DRIVER, Browser, browsing
+from tests.runtime.server.browser import Browser, needs_browser
 from tests.runtime.server.conftest import held, wait_until_idle
 
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver; .ci/install-chromium installs Debian's"
-)
 ENTER = "\ue007"
 CURSORS = (  # the kinds of elements that show where an answer goes on
     "[...document.querySelectorAll('.growing')]"
     ".filter((one) => getComputedStyle(one, '::after').content !== 'none').map((one) => one.tagName)"
 )
 IDLE = "!document.querySelector('#send').disabled"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("browser")) as made:
-        yield made
-
-
-@pytest.fixture
-def page(browser: Browser, engine: Engine) -> Iterator[Browser]:
-    """The page of a server without sessions yet, and nothing on its console afterwards."""
-    with serving(engine) as address:
-        browser.open(address)
-        browser.wait("document.querySelector('#model').textContent.startsWith('toy')")
-        browser.run("document.querySelector('[name=max_tokens]').value = 12")
-        yield browser
-        assert browser.complaints() == []
-        browser.open("about:blank")
 
 
 def said(page: Browser, text: str, turns: int) -> None:

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
-import pytest
 
-from niwaki.runtime.engine import Engine
-from niwaki.runtime.server.serve import serving
-from tests.runtime.server.browser import Browser, browsing
-from tests.runtime.server.test_page import CURSORS, ENTER, needs_browser, said
+from tests.runtime.server.browser import Browser, needs_browser
+from tests.runtime.server.test_page import CURSORS, ENTER, said
 
 CODE = "Here:\n\n```python\nif a:\n    b = '" + "long" * 60 + "'\n```\nThat is `all`.\n~~~\n``` is no end\n~~~"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browsing(tmp_path_factory.mktemp("browser")) as made:
-        yield made
-
-
-@pytest.fixture
-def page(browser: Browser, engine: Engine) -> Iterator[Browser]:
-    with serving(engine) as address:
-        browser.open(address)
-        browser.wait("document.querySelector('#model').textContent.startsWith('toy')")
-        browser.run("document.querySelector('[name=max_tokens]').value = 4")
-        yield browser
-        assert browser.complaints() == []
-        browser.open("about:blank")
 
 
 def opened(page: Browser, *answers: str) -> None:
