@@ -50,13 +50,13 @@ log = logging.getLogger("niwaki.lang")
 
 @dataclass(eq=False, slots=True)
 class Active:
-    """What the executor waits for. `streamed` counts the characters that deltas brought."""
+    """What the executor waits for: a call with its pendings, the marks of a join, or another state's text."""
 
     origin: Origin
     pending: tuple[Pending[tuple[Output, ...]] | Pending[tuple[Score, ...]], ...] = ()
     marks_left: int = 0
     is_streaming: bool = False
-    streamed: list[str] = field(default_factory=list)
+    streamed: list[str] = field(default_factory=list)  # the text that deltas brought
     num_streamed: int = 0  # tokens
     textless: list[Delta] = field(default_factory=list)  # tokens that have shown no text yet
     alarm: Alarm | None = None

@@ -281,7 +281,7 @@ class Executor(Calling):
                 self._reach(reached)
             case Join():
                 self._wait_for_marks(step, origin)
-            case Tell(name=name, reached=told, index=index):
+            case Tell(name=name, told=told, index=index):
                 value = self._made.variable(name)
                 told.succeed(value[index] if index is not None and isinstance(value, list) else value)
             case Borrow(told=told):
@@ -452,7 +452,7 @@ def _fail_those_behind(step: Step, error: BaseException) -> None:
     match step:
         case Mark(reached=reached):
             reached.fail(error)
-        case Tell(reached=told):
+        case Tell(told=told):
             told.fail(error)
         case Fork(children=children):
             for child in children:

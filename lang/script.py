@@ -253,7 +253,7 @@ class BranchWriter:
             value = value[step.index]
         if not isinstance(value, tuple):
             raise NotWritable
-        self._script.told[step.reached] = value
+        self._script.told[step.told] = value
 
 
 T = TypeVar("T")

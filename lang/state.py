@@ -176,9 +176,7 @@ class State(NoContent, Generic[R_co]):
     if not TYPE_CHECKING:  # a type checker is to see that there is no such attribute
 
         def __getattr__(self, name: str) -> object:
-            if hasattr(
-                type(self), name
-            ):  # it is read again: what failed with an AttributeError does so by its own words
+            if hasattr(type(self), name):  # read again: what failed with an AttributeError does so by its own words
                 return object.__getattribute__(self, name)
             how = hint(name, STATE, public(State), 0.8)
             if name in ("gen", "select") or name.startswith("gen_"):

@@ -54,7 +54,7 @@ class Tell:
     """Hand over the value that the variable has here, or the item at `index` of a list."""
 
     name: str
-    reached: Pending[object]
+    told: Pending[object]
     index: int | None = None
 
 

@@ -238,8 +238,8 @@ class EngineClient(Templates):
     ) -> Generation:
         """Generate from token ids. A constraint is waited for until it is compiled, except where nobody may wait.
         Without `streams` there will be no deltas: each costs both processes something, read or not; None: they come as
-        soon as somebody asks for them, or as one at the end. `program`: above 0,
-        the same for all requests without a branch that share their places; 0: it stands for itself.
+        soon as somebody asks for them, or as one at the end. `program`: above 0, the same for all requests without a
+        branch that share their places; 0: it stands for itself.
 
         Raises:
             CapacityError, RequestError, ConstraintError: where it can be told at once. EngineStopped: no engine.

@@ -1,6 +1,6 @@
 """The engine core: one plain object with `step()`. Owns the roster, the KV pages and the model runner; no threads.
 
-A step reads: plan, make room, run the model, take what it says. Its host (`host.local`) calls it from one thread.
+A step reads: plan, make room, run the model, take what it says. Its host (`host.engine_thread`) calls it from one thread.
 """
 
 from __future__ import annotations
@@ -148,22 +148,18 @@ class EngineCore:
     def step(self) -> None:
         """Run one ragged batch and tell whoever waits for its tokens."""
         decoding = self._steady()
-        if decoding is not None and self._may_run_ahead(decoding):
+        if decoding is None:
+            self._step_as_planned()
+        elif self._may_run_ahead(decoding):
             self._run_ahead(decoding)
-            return
-        if decoding is not None and decoding.prefills:
+        elif decoding.prefills:
             self._step_beside(decoding)
-            return
-        if decoding is not None:
-            guesses = self._guesses(decoding)
-            if guesses is not None:
-                self._step_guessing(decoding, guesses)
-                return
+        elif (guesses := self._guesses(decoding)) is not None:
+            self._step_guessing(decoding, guesses)
+        else:
             computed = self._compute(decoding.requests, decoding.batch, decoding.masked())
             if computed is not None:
                 self._take(decoding, *computed)
-            return
-        self._step_as_planned()
 
     def _step_as_planned(self) -> None:
         plan = self._roster.plan()

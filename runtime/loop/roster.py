@@ -87,14 +87,13 @@ class Roster:
             step=self._num_steps,
             now=now,
         )
-        # Whom to preempt matters only when pages are short; measuring it for every row of every step would cost time.
-        is_short = room.free_pages < 2 * len(self.running)
         priorities = self.waiting.priorities()
         of_all = priorities.union(request.params.priority for request in self.running.values())
-        if priorities and len(of_all) > 1:
-            is_short = True
+        # What preempting each gives back matters only where somebody may have to go: measuring it for every row of
+        # every step would cost time.
+        may_preempt = room.free_pages < 2 * len(self.running) or (bool(priorities) and len(of_all) > 1)
         room = self._room_for_higher(room, of_all, now)
-        running = [self._as_running(request, now, is_short=is_short) for request in self.running.values()]
+        running = [self._as_running(request, now, may_preempt=may_preempt) for request in self.running.values()]
         outranked = scheduler.outranked(running, room)
         if outranked is None and len(priorities) > 1 and not self._was_for_highest:
             made = self._plan_of_highest(max(priorities), running, room, now)
@@ -192,7 +191,7 @@ class Roster:
 
     def pieces(self, prefills: Sequence[Request], num_beside: int) -> list[tuple[Request, Row]]:
         """Rows of prompts for the next step, beside `num_beside` rows that go on as they are; nobody waits who could
-        find a place. None where a plan of all must say more."""
+        find a place. Empty where a plan of all must say more."""
         now = time.perf_counter()
         room = plans.Room(
             free_pages=self._cache.num_free + self._cache.num_evictable,
@@ -204,7 +203,7 @@ class Roster:
             now=now,
         )
         room = self._room_for_higher(room, {request.params.priority for request in self.running.values()}, now)
-        running = [self._as_running(request, now, is_short=False) for request in prefills]
+        running = [self._as_running(request, now, may_preempt=False) for request in prefills]
         plan = scheduler.plan((), running, room, self._policy)
         if plan.preempt:
             return []
@@ -263,7 +262,7 @@ class Roster:
         self._since_aged += count
         self._num_steps += count
 
-    def _as_running(self, request: Request, now: float, *, is_short: bool) -> plans.Running:
+    def _as_running(self, request: Request, now: float, *, may_preempt: bool) -> plans.Running:
         assert request.lease is not None, "running requests hold a lease"
         num_tokens = request.num_to_compute
         return plans.Running(
@@ -273,7 +272,7 @@ class Roster:
             num_pages=len(request.lease.page_ids),
             max_new_tokens=request.remaining_new,
             priority=request.params.priority,
-            num_exclusive_pages=self._cache.num_exclusive(request.lease) if is_short else None,
+            num_exclusive_pages=self._cache.num_exclusive(request.lease) if may_preempt else None,
             ids=request.ids[:num_tokens],
             namespace=request.namespace,
             waited_seconds=_waited(request, now),

@@ -242,8 +242,8 @@ def _filled(
         if request.id in passing.parts:
             leaving = step.tokens_left - passing.parts[request.id]
         else:
-            outranked = [one for one in urgent if _gives_way(request, one)]
-            leaving = passing.num_kept + sum(step.work_of(_num_found(one), _num_new(one)) for one in outranked)
+            higher = [one for one in urgent if _gives_way(request, one)]
+            leaving = passing.num_kept + sum(step.work_of(_num_found(one), _num_new(one)) for one in higher)
         step.add_running(request, leaving=leaving)
     aged = _aged(waiting, room) if policy == "lpm" else None
     line = _in_order(waiting, running, step.slots_left, room, policy, aged, passing.admit)

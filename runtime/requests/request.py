@@ -1,7 +1,7 @@
 """One sequence in the engine: its tokens, how far it has come, and the job that it answers.
 
-Owned by `loop.core`; nobody else changes a request. Tokens live in one growing int32 buffer so that the cache, the
-scheduler and the model runner read slices of it without copying.
+Owned by the engine's loop, whose thread alone changes a request once it was submitted. Tokens live in one growing
+int32 buffer so that the cache, the scheduler and the model runner read slices of it without copying.
 """
 
 from __future__ import annotations
