@@ -1,21 +1,19 @@
-"""The backend in this process: hosts the engine core on one thread and gives programs their branches.
+"""The backend in this process: branches for programs, and requests for the engine's thread.
 
-Callers tokenize, check and compile on their own thread; only the engine thread touches the core. Results are handed
-over on the engine thread, so that what a program appends next rides in the very next step.
+Callers tokenize, check and compile on their own thread, and post what they made. Results are handed over on the
+engine's thread, so that what a program appends next rides in the very next step.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -26,14 +24,12 @@ from niwaki.runtime.api import (
     Delta,
     EngineStopped,
     Generation,
-    GenerationError,
     Pending,
     RequestError,
     SamplingParams,
     Score,
     Segment,
 )
-from niwaki.runtime.api.errors import READ_BEFORE
 from niwaki.runtime.api.faults import told
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
@@ -42,8 +38,8 @@ from niwaki.runtime.constraints.boundaries import TAIL_TOKENS, Boundaries, Unset
 from niwaki.runtime.constraints.healing import Healing
 from niwaki.runtime.host.branch_tokens import open_branch, own_branch
 from niwaki.runtime.host.compilations import Compilations
-from niwaki.runtime.host.forked import check_not_forked, engine_starts, is_forked
-from niwaki.runtime.host.inbox import Inbox
+from niwaki.runtime.host.engine_thread import EngineThread
+from niwaki.runtime.host.forked import check_not_forked, is_forked
 from niwaki.runtime.host.local_branch import LocalBranch, SharedPin, first_loose
 from niwaki.runtime.host.templates import Templates
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, read_cache
@@ -51,19 +47,12 @@ from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.options.limits import Limits, TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob, Job, ScoreJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.requests.running import WAITS_FOR_ITSELF
 from niwaki.runtime.requests.scoring import SharedBeginnings
-
-T = TypeVar("T")
 
 log = logging.getLogger("niwaki.engine")
 
-# How long a thread of Python may keep the interpreter's lock from one that wants it. A forward pass gives it up and
-# takes it back many times: at the usual 5 ms a step beside threads that compile lasted up to 90 ms.
-SWITCH_SECONDS = 0.0005
 
-
-class LocalBackend(Templates):
+class LocalBackend(Templates, EngineThread):
     """The `Backend` protocol on an `EngineCore`. Thread-safe, except that one branch has one user at a time."""
 
     def __init__(
@@ -78,25 +67,17 @@ class LocalBackend(Templates):
         boundaries: Boundaries | None = None,
     ) -> None:
         """Without `boundaries` no prompt is healed."""
-        super().__init__(tokenizer)
-        self._core = core
+        Templates.__init__(self, tokenizer)
         self._boundaries = boundaries
         self._compilations = Compilations(compiler)
         compiler.steps_beside(core.pause.wait)
         self._info = info
         self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
-        # Called on the engine thread behind each step, when everybody was told what the step gave.
-        self.after_step: Callable[[], None] = lambda: None
         self._random = random.Random(seed)
         self._next_id = 0
         self._programs = count(1)
         self._lock = threading.Lock()  # request ids, random seeds, holders of pins
-        self._inbox = Inbox()
-        if sys.getswitchinterval() > SWITCH_SECONDS:
-            sys.setswitchinterval(SWITCH_SECONDS)
-        engine_starts()
-        self._thread = threading.Thread(target=self._run, name="niwaki-engine", daemon=True)
-        self._thread.start()
+        EngineThread.__init__(self, core)  # last: its thread runs from here on
 
     # -- branches ---------------------------------------------------------------------------------------------------
 
@@ -257,15 +238,11 @@ class LocalBackend(Templates):
         """
         check_not_forked()
         self._limits.check(ids, params)
+        if logits_from is None:
+            logits_from = _first_logits(ids, params)
         generation = Generation(lambda: self.cancel(job))
         job = GenerateJob(generation, params.n, program=program if branch is None else branch.program)
         seeds = self._seeds(params)
-        if logits_from is None and params.return_logprob and params.logprob_start_len >= 0:
-            if params.logprob_start_len > len(ids):
-                raise RequestError(
-                    f"logprob_start_len {params.logprob_start_len} is behind the end of a prompt of {len(ids)} tokens"
-                )
-            logits_from = max(0, params.logprob_start_len - 1)
         unsettled = None if logits_from is not None else self._unsettled(ids, params, num_settled)
         if branch is not None:
             job.moved = lambda kept: self._move(branch, ids, kept)
@@ -296,9 +273,8 @@ class LocalBackend(Templates):
             self._inbox.post(lambda: None if generation.is_done else self._submit(job, requests))
 
         # On the engine's own thread compiling would stall every other request.
-        stalls = threading.current_thread() is self._thread
         try:
-            self._compilations.start(compile_and_submit, params, generation, stalls=stalls)
+            self._compilations.start(compile_and_submit, params, generation, stalls=self._is_here)
         except BaseException as error:
             generation.fail(error)  # which nobody has: it is none of the branch's any more
             raise
@@ -317,11 +293,6 @@ class LocalBackend(Templates):
 
         with suppress(EngineStopped):
             self._inbox.post(begin)
-
-    def together(self) -> AbstractContextManager[None]:
-        """What this thread starts inside comes to the engine a few dozen at a time, so that its first step is not one
-        of the first request alone. Nothing may be waited for inside; after an error the last ones are not started."""
-        return self._inbox.together()
 
     def cancel(self, job: Job) -> None:
         """End a job's requests; its result becomes `Cancelled` unless it was there before. In an engine that is being
@@ -347,22 +318,6 @@ class LocalBackend(Templates):
         """Take up a saved prefix cache, as far as the free pool has room. Returns the number of tokens."""
         return self._between_steps(lambda: self._core.pages.load(read_cache(path, layout)))
 
-    def _between_steps(self, work: Callable[[], T]) -> T:
-        """Do it on the engine's thread, and give what it gives or raise what it raises. Raises RequestError there."""
-        check_not_forked()
-        if threading.current_thread() is self._thread:
-            raise RequestError(WAITS_FOR_ITSELF)
-        done: Pending[T] = Pending()
-
-        def run() -> None:
-            try:
-                done.succeed(work())
-            except Exception as error:  # whatever it is, somebody waits for it
-                done.fail(error)
-
-        self._inbox.post(run)
-        return done.result(timeout=600)
-
     def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
         """The shape of a namespace's tree between two steps, at most `limit` nodes of it.
 
@@ -381,18 +336,11 @@ class LocalBackend(Templates):
         """Prove the cache's invariants (on the engine thread). Raises AssertionError with the reason."""
         self._between_steps(self._core.pages.cache.check)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine's thread runs. False after a shutdown."""
-        return self._thread.is_alive() and not self._inbox.is_closed
-
     def shutdown(self) -> None:
         """Fail what still runs with EngineStopped, and end the engine thread. Calling it twice is allowed."""
         if is_forked():  # what is to be ended is the parent's
             return
-        self._inbox.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._end_thread()
         self._compilations.close()
 
     # -- helpers of the caller's side -------------------------------------------------------------------------------
@@ -441,7 +389,7 @@ class LocalBackend(Templates):
         if branch.is_closed:  # meanwhile, by somebody who knew nothing of the job
             self.cancel(job)
 
-    # -- the engine thread ------------------------------------------------------------------------------------------
+    # -- on the engine thread ---------------------------------------------------------------------------------------
 
     def _submit(self, job: Job, requests: Sequence[Request]) -> None:
         try:
@@ -449,32 +397,6 @@ class LocalBackend(Templates):
         except Exception as error:  # nobody else knows yet who waits for them
             (job.generation if isinstance(job, GenerateJob) else job.pending).fail(told(error))
             raise
-
-    def _run(self) -> None:
-        while self._turn():
-            pass
-
-    def _turn(self) -> bool:
-        """Do what was posted, which is waited for where nothing runs, and take a step. False: the engine is over."""
-        core = self._core
-        commands, is_stopping = self._inbox.take(None if core.has_work else core.pause)
-        for command in commands:
-            self._guarded(command)
-        if is_stopping:
-            core.abort_all(EngineStopped(f"the engine was shut down before the request ended{READ_BEFORE}"))
-            core.close()
-            return False
-        self._guarded(core.step)
-        self._guarded(self.after_step)
-        return True
-
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """A bug of ours: whose requests run are told, the engine goes on."""
-        try:
-            work()
-        except Exception as error:
-            log.exception("the engine's step failed")
-            self._core.abort_all(GenerationError(f"the engine's step failed: {type(error).__name__}: {error}"))
 
     def _move(self, branch: LocalBranch, before: TokenIds, kept: TokenIds) -> None:
         """On the engine thread: a generation ended, its branch now stands behind the text. One that stands elsewhere
@@ -497,3 +419,14 @@ class LocalBackend(Templates):
         if is_free:
             with suppress(EngineStopped):  # its pages went with the engine
                 self._inbox.post(lambda: self._core.pages.unpin(old.pin))
+
+
+def _first_logits(ids: TokenIds, params: SamplingParams) -> int | None:
+    """The first position whose logits `params` ask for; None: those of the last token alone. Raises RequestError."""
+    if not params.return_logprob or params.logprob_start_len < 0:
+        return None
+    if params.logprob_start_len > len(ids):
+        raise RequestError(
+            f"logprob_start_len {params.logprob_start_len} is behind the end of a prompt of {len(ids)} tokens"
+        )
+    return max(0, params.logprob_start_len - 1)
