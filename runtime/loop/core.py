@@ -1,6 +1,6 @@
 """The engine core: one plain object with `step()`. Owns the roster, the KV pages and the model runner; no threads.
 
-A step reads: plan, make room, run the model, take what it says. Its host (`host.engine_thread`) calls it from one thread.
+A step reads: plan, make room, run the model, take what it says. `host.engine_thread` calls it, from one thread.
 """
 
 from __future__ import annotations
