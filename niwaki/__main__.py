@@ -122,10 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--column", metavar="NAME", help="give the program this field of each record as its text (not for .txt)")
     add("--restart", action="store_true", help="throw away what the output holds and begin again")
     add("--retry-failed", action="store_true", help="run the records again that failed; the other rows stay")
-    add("--deterministic", action="store_true", help="the same bits whatever else runs; slower")
+    add("--deterministic", action="store_true", help="give the same bits whatever else runs; slower")
     add("--strict", action="store_true", help="exit with 1 when any record failed")
     add("--ray", type=_positive, metavar="N", help="run N engines on Ray (niwaki[ray]) and give each its share")
-    add("--ray-address", metavar="ADDRESS", help="of a Ray cluster; without it one is started on this machine")
+    add("--ray-address", metavar="ADDRESS", help="a Ray cluster; without it one is started on this machine")
     add(
         "--trace",
         type=Path,
@@ -159,7 +159,7 @@ def _add_constraint(commands: argparse._SubParsersAction[_Parser]) -> None:
         "every keyword that is refused.",
     )
     show_parser.add_argument("file", type=Path, metavar="FILE", help="a schema, or one line with a regex")
-    show_parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the automaton, where it is small")
+    show_parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the automaton if it is small")
 
 
 def run_file(arguments: argparse.Namespace) -> int:
@@ -207,27 +207,27 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION",
         help="serve a function made with @niwaki.function at /programs/FUNCTION; may be given again",
     )
-    add("--weights", choices=WEIGHTS, default="auto", help="in how many bits products keep theirs")
-    add("--kv-dtype", choices=KV_DTYPES, default="auto", help="of the KV cache; auto: that of the computation")
-    add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; else by free memory")
+    add("--weights", choices=WEIGHTS, default="auto", help="how many bits a weight of a product takes")
+    add("--kv-dtype", choices=KV_DTYPES, default="auto", help="type of the KV cache; auto: the computation's")
+    add("--kv-tokens", type=_positive, metavar="N", help="tokens that the KV cache holds; default: by free memory")
     add(
         "--max-running-requests",
         type=_positive,
         default=ENGINE.max_running_requests,
         metavar="N",
-        help="sequences in a step (%(default)s)",
+        help="sequences in a step at most; others wait (%(default)s)",
     )
-    add("--chunked-prefill-size", type=_positive, metavar="N", help="tokens of a step; else by model and device")
+    add("--chunked-prefill-size", type=_positive, metavar="N", help="tokens in a step; default: by model and device")
     add(
         "--streaming-prefill-size",
         type=_positive,
         metavar="N",
-        help="of them prompts, beside streams; else by model and device, too",
+        help="tokens of prompts in a step while a stream is read; default: by model and device",
     )
-    add("--host-cache-bytes", type=_positive, metavar="N", help="of memory for KV that leaves the cache; else none")
-    add("--disk-cache-dir", metavar="DIR", help="for KV that leaves even that; kept for the next start")
-    add("--disk-cache-bytes", type=_positive, metavar="N", help="of files in it; else 4 GiB")
-    add("--deterministic", action="store_true", help="the same bits whatever else runs; slower")
+    add("--host-cache-bytes", type=_positive, metavar="N", help="memory for KV that leaves the cache; default: none")
+    add("--disk-cache-dir", metavar="DIR", help="folder for KV that leaves that memory; kept for the next start")
+    add("--disk-cache-bytes", type=_positive, metavar="N", help="size of the files in that folder; default: 4 GiB")
+    add("--deterministic", action="store_true", help="give the same bits whatever else runs; slower")
     add_options(parser)
 
 

@@ -17,28 +17,28 @@ T = TypeVar("T")
 class SamplingParams:
     """How one generation samples and when it ends. Every field resolved and in bounds (see `SamplingOptions`)."""
 
-    max_new_tokens: int = 128  # at most; also spelt max_tokens. 0: none, to score a text
-    min_tokens: int = 0  # before an end token, a stop or a stop_regex may end the text
-    n: int = 1  # answers from one prompt
+    max_new_tokens: int = 128  # new tokens at most; also spelt max_tokens. 0: none, to score a text
+    min_tokens: int = 0  # tokens before an end token, a stop or a stop_regex may end the text
+    n: int = 1  # answers to one prompt
     temperature: float = 1.0  # 0 (below 1e-6): always the likeliest token
     top_p: float = 1.0  # draw among the likeliest tokens that have this share; 1: all
-    top_k: int = -1  # draw among so many of the likeliest; -1: all (the field's spelling, kept on the wire)
+    top_k: int = -1  # draw among so many of the likeliest; -1: all
     min_p: float = 0.0  # leave out tokens less likely than this share of the likeliest; 0: none
-    frequency_penalty: float = 0.0  # taken from a token's logit for each time that it was generated
-    presence_penalty: float = 0.0  # taken from a token's logit once it was generated
-    repetition_penalty: float = 1.0  # divides what is for a token of prompt or answer, multiplies what is against
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    seed: int | None = None  # of the random numbers; None: the engine gives one
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time that it was generated
+    presence_penalty: float = 0.0  # subtracted from a token's logit once it was generated
+    repetition_penalty: float = 1.0  # of tokens in prompt or answer: divides positive logits, multiplies negative ones
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
+    seed: int | None = None  # seed of the random numbers; None: the engine chooses one
     stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_token_ids: tuple[int, ...] = ()  # it ends before one of these, too
+    stop_token_ids: tuple[int, ...] = ()  # the text also ends before one of these
     stop_regex: str | None = None  # the text ends where its first match ends, with the match
-    ignore_eos: bool = False  # go on behind the model's end token
-    return_logprob: bool = False  # tell each token's log-probability
-    top_logprobs_num: int = 0  # and those of so many of the likeliest beside it
+    ignore_eos: bool = False  # continue after the model's end token
+    return_logprob: bool = False  # also return each token's log-probability
+    top_logprobs_num: int = 0  # and those of so many of the likeliest tokens in its place
     logprob_start_len: int = -1  # with return_logprob: the first prompt token whose own is wanted; -1: none
     priority: int = 0  # higher goes first, and is preempted and (eviction_policy="priority") evicted last
     constraint: Constraint | None = None  # what the text must be; programs say regex, dtype, json_schema, ...
-    heal: bool = False  # take back the prompt's last tokens where what follows may merge with them
+    heal: bool = False  # take back the prompt's last tokens if what follows may merge with them
 
     @property
     def is_greedy(self) -> bool:

@@ -24,26 +24,26 @@ class EngineConfig:
 
     model: str | Path | None = None  # a folder; None: the bundled one
     device: str = "auto"  # "cpu" or "cuda"; "auto": the CPU
-    dtype: str = "auto"  # "auto": the checkpoint's own
-    weights: str = "auto"  # how they are kept in memory; "auto": as the checkpoint stores them
-    kv_dtype: str = "auto"  # of the cache; "auto": the computation's
-    kv_tokens: int | None = None  # that the cache holds; None: by free memory
-    kv_memory: float | int | None = None  # for the pool: a share (0.5) of the memory that is left, or bytes (2 << 30)
-    page_size: int = 16  # tokens of a page, the unit in which the cache is shared
+    dtype: str = "auto"  # type of the computation; "auto": the checkpoint's own
+    weights: str = "auto"  # form of the weights in memory; "auto": as the checkpoint stores them
+    kv_dtype: str = "auto"  # type of the KV cache; "auto": the computation's
+    kv_tokens: int | None = None  # tokens that the KV cache holds; None: by free memory
+    kv_memory: float | int | None = None  # size of the KV cache: a share (0.5) of the memory left, or bytes (2 << 30)
+    page_size: int = 16  # tokens in a page, the unit in which the KV cache is handed out
     max_running_requests: int = 256  # sequences in a step at most; others wait
-    chunked_prefill_size: int | None = None  # tokens a step at most; None: 512 to 2048, on a GPU 2048 to 8192
-    streaming_prefill_size: int | None = None  # of these, of prompts while a stream is read; None: by model and device
+    chunked_prefill_size: int | None = None  # tokens in a step at most; None: 512 to 2048, on a GPU 2048 to 8192
+    streaming_prefill_size: int | None = None  # of them prompts, while a stream is read; None: by model and device
     schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
-    host_cache_bytes: int = 0  # of memory for pages that were evicted from the pool; 0: none
-    disk_cache_dir: str | Path | None = None  # a folder for pages that leave even that; shared between runs
-    disk_cache_bytes: int | None = None  # of files in it; None: 4 GiB
-    enable_prefix_cache: bool = True  # off: nothing is shared or kept
-    tree_attention: bool = True  # keys that rows share are read once a step, where that pays
-    deterministic: bool = False  # a request's tokens and log-probabilities are the same bits whatever runs beside it
-    force_tokens: bool = True  # what a constraint leaves no choice about is written without asking the model
-    draft_tokens: int = 16  # that are guessed at once, from what the text says again; 0: none
-    seed: int | None = None  # of the seeds that requests without one are given
+    host_cache_bytes: int = 0  # memory for pages that were evicted from the KV cache; 0: none
+    disk_cache_dir: str | Path | None = None  # a folder for pages that leave that memory; shared between runs
+    disk_cache_bytes: int | None = None  # size of the files in that folder; None: 4 GiB
+    enable_prefix_cache: bool = True  # False: nothing is shared or kept
+    tree_attention: bool = True  # read keys that rows share once a step, where that pays
+    deterministic: bool = False  # give a request the same bits whatever runs beside it; slower
+    force_tokens: bool = True  # write what a constraint determines without asking the model
+    draft_tokens: int = 16  # tokens that are guessed at once where the text repeats itself; 0: none
+    seed: int | None = None  # from which requests without a seed are given one; None: at random
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path | None):

@@ -12,14 +12,14 @@ from niwaki.runtime.options.config import check_number, check_whole
 class ReplicaConfig:
     """How many replicas there are, what each may use, and when there are to be more."""
 
-    lowest: int = 1  # that there always are
-    highest: int = 1  # that there may be
-    target_requests: int = 32  # that run or wait at a replica; with more of them replicas are started, up to `highest`
-    busy_seconds: float = 30.0  # that there are more before one is started
-    idle_seconds: float = 600.0  # that there are too few before one is ended
-    cpus: float = 1.0  # of one replica
-    gpus: float = 0.0  # of one replica
-    address: str | None = None  # of a Ray cluster; None: a Ray of our own on this machine, which ends with us
+    lowest: int = 1  # replicas that there always are
+    highest: int = 1  # replicas that there may be at most
+    target_requests: int = 32  # requests that run or wait at a replica; with more, another one starts
+    busy_seconds: float = 30.0  # how long there must be more before one starts
+    idle_seconds: float = 600.0  # how long there must be too few before one ends
+    cpus: float = 1.0  # CPUs of a replica
+    gpus: float = 0.0  # GPUs of a replica
+    address: str | None = None  # a Ray cluster; None: one is started on this machine, and ends with us
 
     def __post_init__(self) -> None:
         for name in ("lowest", "highest"):

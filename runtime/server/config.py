@@ -27,28 +27,28 @@ class ServerConfig:
 
     host: str = "127.0.0.1"  # the address to listen on
     port: int = 30000  # 0: a free one
-    model_names: tuple[str, ...] = ()  # that clients may ask the model by; answers have the first. Empty: its folder's
-    metrics_port: int | None = None  # a second one, for /metrics, /health and /ready alone, without a key; None: none
-    key_digests: tuple[bytes, ...] = ()  # of keys that are answered, as `digests` makes them; empty: all are
-    admin_digest: bytes | None = None  # of the key that may flush the cache
-    limits: KeyLimits = field(default_factory=KeyLimits)  # of keys without their own, of everybody where there are none
-    key_limits: tuple[tuple[bytes, KeyLimits], ...] = ()  # of single keys, by digest
-    allowed_hosts: tuple[str, ...] = ()  # names that a Host header may hold; empty: any, or loopback's on loopback
+    model_names: tuple[str, ...] = ()  # names of the model for clients; answers have the first. Empty: its folder's
+    metrics_port: int | None = None  # another port for /metrics, /health and /ready, without a key; None: none
+    key_digests: tuple[bytes, ...] = ()  # SHA-256 of keys (`digests`); empty: everybody is answered
+    admin_digest: bytes | None = None  # SHA-256 of the key that may also flush the cache
+    limits: KeyLimits = field(default_factory=KeyLimits)  # of keys without their own; without keys: of all
+    key_limits: tuple[tuple[bytes, KeyLimits], ...] = ()  # limits of single keys, by digest
+    allowed_hosts: tuple[str, ...] = ()  # what a Host header may name; empty: anything, on loopback its names
     max_queued: int = 1024  # sequences that may wait beside those that run
-    max_body_bytes: int = 4 * 2**20  # of a request's body
-    head_seconds: float = 30.0  # for a client to send its request's line and headers; an idle connection ends then, too
-    body_seconds: float = 60.0  # for a client to send its body
-    drain_seconds: float = 30.0  # after SIGTERM, for running requests to end
-    cors_origins: tuple[str, ...] = ()  # whose pages may ask, `*` for all; empty: no page of another origin
+    max_body_bytes: int = 4 * 2**20  # size of a request's body at most
+    head_seconds: float = 30.0  # time for a client to send its headers; idle connections end after it, too
+    body_seconds: float = 60.0  # time for a client to send its body
+    drain_seconds: float = 30.0  # time for running requests to end after SIGTERM
+    cors_origins: tuple[str, ...] = ()  # origins whose web pages may ask, `*` for all; empty: none but its own
     tls_cert: Path | None = None  # PEM; with it the server speaks HTTPS
-    tls_key: Path | None = None  # PEM; None: it stands in `tls_cert`
+    tls_key: Path | None = None  # PEM; None: `tls_cert` has the key, too
     otlp_endpoint: str | None = None  # where OpenTelemetry traces go; None: none are made
-    in_process: bool = False  # the engine in a thread of this process, not in a process of its own
-    replicas: ReplicaConfig | None = None  # engines on Ray Serve, instead of the one process
-    max_restarts: int = 5  # of the engine process in ten minutes; then the server stays without one
-    sessions: str = "sqlite://"  # where conversations are stored: a URL as `open_store` takes; this one ends with us
+    in_process: bool = False  # run the engine in a thread of this process, not in a process of its own
+    replicas: ReplicaConfig | None = None  # engines on Ray Serve instead of one process
+    max_restarts: int = 5  # how often in ten minutes a dead engine process is started again
+    sessions: str = "sqlite://"  # where conversations are stored, a URL for `open_store`; sqlite://: in memory
     session_seconds: float = 600.0  # how long a conversation's KV is kept for its next turn
-    cache_secret: bytes | None = field(default=None, repr=False)  # keeps keys' caches apart; None: one of this process
+    cache_secret: bytes | None = field(default=None, repr=False)  # keeps keys' caches apart; None: a random one
 
     def __post_init__(self) -> None:
         check_whole("port", self.port, 0, 65535)

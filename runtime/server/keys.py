@@ -14,11 +14,11 @@ DIGEST = "sha256:"
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Of one key; None: no limit."""
+    """The limits of one key; None: no limit."""
 
-    requests_per_minute: int | None = None  # as they come
-    tokens_per_minute: int | None = None  # prompts as far as they were computed, and what was generated
-    concurrent: int | None = None  # requests that run at once
+    requests_per_minute: int | None = None  # requests that come in a minute
+    tokens_per_minute: int | None = None  # tokens generated, and those of prompts that the cache did not have
+    concurrent: int | None = None  # requests at once
 
     def __post_init__(self) -> None:
         for f in fields(self):

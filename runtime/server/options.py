@@ -23,62 +23,82 @@ DEFAULT_REPLICAS = ReplicaConfig()
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All options of the server but those that say what it serves."""
     add = parser.add_argument
-    add("--model-name", action="append", default=[], metavar="NAME", help="by which clients ask; may be given again")
-    add("--host", default=DEFAULT.host, metavar="ADDRESS", help="where to listen (%(default)s)")
-    add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free one and says which (%(default)s)")
-    add("--metrics-port", type=int, metavar="N", help="a second one, for /metrics, /health and /ready, without a key")
-    add("--tls-cert", type=Path, metavar="PEM", help="a certificate: the server speaks HTTPS")
-    add("--tls-key", type=Path, metavar="PEM", help="its key, where it does not stand in the certificate's file")
-    add("--api-key", action="append", default=[], metavar="KEY", help="answer only who has it; may be given again")
+    add(
+        "--model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name of the model for clients; may be given again",
+    )
+    add("--host", default=DEFAULT.host, metavar="ADDRESS", help="the address to listen on (%(default)s)")
+    add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free port and prints it (%(default)s)")
+    add("--metrics-port", type=int, metavar="N", help="another port for /metrics, /health, /ready, without a key")
+    add("--tls-cert", type=Path, metavar="PEM", help="a certificate; the server then speaks HTTPS")
+    add("--tls-key", type=Path, metavar="PEM", help="its key, unless the certificate's file has it")
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="answer only clients with this key; may be given again",
+    )
     add("--api-key-file", type=Path, metavar="PATH", help="keys or their digests, one a line, with limits of their own")
-    add("--admin-key", metavar="KEY", help="who has it may also flush the cache; `sha256:DIGEST` works, too")
-    add("--requests-per-minute", type=int, metavar="N", help="of one key, then 429")
-    add("--tokens-per-minute", type=int, metavar="N", help="that one key may have computed, then 429")
-    add("--concurrent", type=int, metavar="N", help="requests of one key that run at once, then 429")
-    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name that a Host header may hold")
-    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="whose web pages may ask; * for all")
+    add("--admin-key", metavar="KEY", help="a key that may also flush the cache; `sha256:DIGEST` works, too")
+    add("--requests-per-minute", type=int, metavar="N", help="requests of one key; beyond them 429")
+    add("--tokens-per-minute", type=int, metavar="N", help="tokens computed for one key; beyond them 429")
+    add("--concurrent", type=int, metavar="N", help="requests of one key at once; beyond them 429")
+    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name that a Host header may have")
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of this origin may ask; * for all",
+    )
     add("--max-queued", type=int, default=DEFAULT.max_queued, metavar="N", help="sequences that may wait (%(default)s)")
     add(
         "--drain-seconds",
         type=float,
         default=DEFAULT.drain_seconds,
         metavar="S",
-        help="for requests to end (%(default)s)",
+        help="time for running requests to end after SIGTERM (%(default)s)",
     )
-    add("--in-process", action="store_true", help="the engine in this process; its end is then the server's, too")
+    add("--in-process", action="store_true", help="run the engine in this process; if it ends, the server ends")
     add(
         "--max-restarts",
         type=int,
         default=DEFAULT.max_restarts,
         metavar="N",
-        help="of an engine process that died, in ten minutes (%(default)s)",
+        help="how often in ten minutes a dead engine process is started again (%(default)s)",
     )
-    add("--replicas", metavar="N|LOW-HIGH", help="engines on Ray Serve instead (niwaki[ray]); as many as needed")
+    add("--replicas", metavar="N or LOW-HIGH", help="engines on Ray Serve (niwaki[ray]) instead of one process")
     add(
         "--replica-requests",
         type=int,
         default=DEFAULT_REPLICAS.target_requests,
         metavar="N",
-        help="at a replica, above which there should be another one (%(default)s)",
+        help="requests at a replica above which another one starts (%(default)s)",
     )
-    add("--replica-cpus", type=float, default=DEFAULT_REPLICAS.cpus, metavar="N", help="of a replica (%(default)s)")
-    add("--replica-gpus", type=float, default=DEFAULT_REPLICAS.gpus, metavar="N", help="of a replica (%(default)s)")
-    add("--ray-address", metavar="ADDRESS", help="of a Ray cluster; without it one is started here, and ends with us")
+    add(
+        "--replica-cpus", type=float, default=DEFAULT_REPLICAS.cpus, metavar="N", help="CPUs of a replica (%(default)s)"
+    )
+    add("--replica-gpus", type=float, default=DEFAULT_REPLICAS.gpus, metavar="N", help="its GPUs (%(default)s)")
+    add("--ray-address", metavar="ADDRESS", help="a Ray cluster; without it one is started here, and ends with us")
     add(
         "--sessions",
         metavar="URL",
         default=SESSIONS,
-        help="of conversations: sqlite:///FILE, postgresql://..., redis://..., sqlite:// in memory (%(default)s)",
+        help="store of conversations: sqlite:///FILE, postgresql://..., redis://..., sqlite:// in memory (%(default)s)",
     )
     add(
         "--session-seconds",
         type=float,
         default=DEFAULT.session_seconds,
         metavar="S",
-        help="that a conversation's KV is kept in the cache for its next turn (%(default)s)",
+        help="how long the cache keeps a conversation's KV for its next turn (%(default)s)",
     )
-    add("--log-level", choices=LOG_LEVELS, default="warning", help="info has a line for each request (%(default)s)")
-    add("--log-format", choices=("text", "json"), default="text", help="of the lines on stderr (%(default)s)")
+    add("--log-level", choices=LOG_LEVELS, default="warning", help="info writes a line for each request (%(default)s)")
+    add("--log-format", choices=("text", "json"), default="text", help="form of the lines on stderr (%(default)s)")
     add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go (niwaki[otel])")
 
 
