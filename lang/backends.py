@@ -60,7 +60,7 @@ def backend_of(host: Host) -> Backend:
 
 
 def set_default_backend(backend: Host | None) -> None:
-    """What programs run on unless `backend=` is given. None: the bundled model, loaded when it is first needed."""
+    """Choose what programs run on without a `backend=`. None: the bundled model, loaded when it is first needed."""
     if backend is not None:
         backend_of(backend)
     with _default.lock:
@@ -103,12 +103,12 @@ def usage_of(host: object) -> Mapping[str, float] | None:
 
 
 def flush_cache(backend: Host | None = None) -> bool:
-    """Empty the prefix cache of a backend, the default one unless said otherwise. False: it was busy and kept it."""
+    """Empty the prefix cache of a backend; None: of the default one. False: it was busy and kept its cache."""
     return _administered(backend).flush_cache() is not False
 
 
 def get_server_info(backend: Host | None = None) -> Mapping[str, object]:
-    """What a backend, the default one unless said otherwise, tells of itself: model, configuration, counters."""
+    """The model, settings and counters of a backend; None: of the default one."""
     return _administered(backend).get_server_info()
 
 

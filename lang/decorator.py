@@ -60,10 +60,12 @@ def function(func: Callable[..., R], /) -> Program[R]: ...  # type: ignore[overl
 @overload
 def function() -> Decorator: ...
 def function(func: Callable[..., object] | None = None, /, **options: object) -> Program | Decorator:
-    """Make a program of a function whose first parameter is the state. `@function` and `@function()` are the same.
+    """Decorator: make a program of a function, `def` or `async def`, whose first parameter is the state.
+
+    `@function` and `@function()` are the same.
 
     Raises:
-        ProgramError: the function cannot be a program, or options are given, which are a run's.
+        ProgramError: the function cannot be a program; or options are given, which belong to `run` or `bind`.
     """
     if options:
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())

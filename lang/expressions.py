@@ -54,24 +54,30 @@ def gen(
     separate_reasoning: bool = True,
     heal: bool | None = None,
 ) -> Gen | Select:
-    """Generate text into the variable `name`. What is None comes from `run`, then from the model, then our defaults.
+    """Generate text, and set the variable `name` to it.
 
-    `stop` ends the text before the string, `stop_regex` with its first match. At most one of `dtype`, `regex` (of
-    several ones, the text matches all), `choices`, `json_schema` (a dict, its text or a type: the value is text) and
-    `grammar` (Lark, or EBNF with `::=`). `json_spacing` says where blanks stand in the JSON of a `dtype` or
-    `json_schema`: "compact" (nowhere, if None), "spaced" (as `json.dumps`) or "free". With `dtype` the variable's value
-    is of that type; one of a few values (a Literal, an Enum, a bool) is chosen as a whole by `exact`, or drawn where
-    the temperature is above 0. With `choices` this is `select`. With n > 1 the value is a list of n, and the text goes
-    on with the first. A gen that is not done `timeout` seconds after it was sent ends its state, and its forks, with
-    TimedOut.
-    With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, a list of
-    them with `parallel_tool_calls`, or else what it would be without; `tool_choice` is "auto", "required", "none" or a
-    tool. With `reasoning` (True, or a budget in tokens) the model reasons before it answers: that becomes the variable
-    `<name>_reasoning_content`, and with `separate_reasoning=False` stays in the text of a value that is text.
-    With `return_logprob`, `logprob_start_len` is the first token of the whole text before whose log-probability is told
-    too, as `input_token_logprobs`; the prompt is not healed then.
-    Where the text before may merge with what is generated, its last tokens are written again; `heal=False` keeps them.
-    `return_text_in_logprobs` is SGLang's, and changes nothing: tokens are always told with their texts.
+    Options that are None come from `run`, else from the model, else from the defaults.
+
+    - `max_tokens`, or `max_new_tokens`, is the budget. `stop` ends the text before one of its strings, `stop_regex`
+      with its first match.
+    - At most one constraint says what the text may be: `dtype`, whose value is of that type; `regex`, of which a list
+      must match as a whole; `choices`, which is `select`; `json_schema` (a dict, its text, or a type), whose value is
+      text; `grammar` (Lark, or EBNF with `::=`). A `dtype` of a few values (a Literal, an Enum, a bool) is chosen as a
+      whole by `exact`, or drawn if the temperature is above 0.
+    - `json_spacing` says where blanks are in the JSON of a `dtype` or `json_schema`: "compact" (nowhere; the default),
+      "spaced" (as `json.dumps`) or "free".
+    - With `n` above 1 the value is a list of n texts, and the state's text continues with the first.
+    - With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, or a list
+      of them with `parallel_tool_calls`; if the model calls none, it is what it would be without tools. `tool_choice`
+      is "auto", "required", "none" or a tool.
+    - With `reasoning` (True, or a budget in tokens) the model reasons before it answers. What it wrote there becomes
+      the variable `<name>_reasoning_content`; with `separate_reasoning=False` it stays in the value, if that is text.
+    - `return_logprob` also returns each token's log-probability, in `get_meta_info`. `logprob_start_len` is the first
+      token of the text before for which it does so, as `input_token_logprobs`; the prompt is not healed then.
+    - `heal=False` keeps the last tokens of the text before. Otherwise they are written again if what is generated may
+      merge with them.
+    - If the gen is not done `timeout` seconds after it was sent, its state and the forks of it end with TimedOut.
+    - `return_text_in_logprobs` is SGLang's and changes nothing: tokens always come with their texts.
 
     Raises:
         RequestError: an option is out of its bounds.
@@ -175,12 +181,11 @@ def select(
     timeout: float | None = None,
     heal: bool | None = None,
 ) -> Select:
-    """Append the choice that the model finds likeliest, by `choices_method`, and set the variable `name` to it.
+    """Append the choice that the model finds likeliest by `choices_method`, and set the variable `name` to it.
 
-    A method is one of ours or its name (token_length_normalized, greedy_token_selection,
-    unconditional_likelihood_normalized, exact), or an object of yours (`niwaki.runtime.api.choices.ChoicesMethod`).
-    `timeout` is as in `gen`. Where the text before merges with a choice, its last tokens are scored as the tokenizer
-    writes them with each choice; `heal=False` keeps them.
+    A method is "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized", "exact", or
+    an object of yours (`niwaki.runtime.api.choices.ChoicesMethod`). `timeout` is as in `gen`. If the text before merges
+    with a choice, its last tokens are scored as the tokenizer writes them with each choice; `heal=False` keeps them.
 
     Raises:
         ProgramError: no choices, an empty or repeated one, an unknown method, or a temperature above 0 (scores are
@@ -233,51 +238,58 @@ def check_timeout(timeout: object) -> None:
 
 
 def separate_reasoning(content: Content, model_type: str | None = None) -> Chain:
-    """SGLang's spelling of `gen(reasoning=True)`, for every gen in `content`; the model's own markers are used whatever
-    `model_type` says."""
+    """SGLang's spelling of `gen(reasoning=True)`, for every gen in `content`. `model_type` changes nothing: the model's
+    own markers are used.
+    """
     nodes = as_nodes(content)
     return Chain(tuple(with_reasoning(node) if isinstance(node, Gen) else node for node in nodes))
 
 
 @explains_misfits
 def system(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
-    """A system turn in the model's own chat template. `tools` tell the model what it may call; in the first turn."""
+    """A system turn in the model's own chat template. `tools`, in the first turn, tell the model what it may call."""
     return role("system", content, tools)
 
 
 @explains_misfits
 def user(content: Content = "", tools: Sequence[ToolLike] | None = None) -> Chain:
-    """A user turn in the model's own chat template. `tools` as in `system`, where there is no system turn."""
+    """A user turn in the model's own chat template. `tools` is as in `system`, for chats without a system turn."""
     return role("user", content, tools)
 
 
 @explains_misfits
 def assistant(content: Content = "") -> Chain:
-    """An assistant turn in the model's own chat template; a `gen` inside starts from the generation prompt."""
+    """An assistant turn in the model's own chat template. A `gen` inside writes what the model answers."""
     return role("assistant", content)
 
 
 def system_begin() -> RoleBegin:
+    """Begin a system turn that is ended by `system_end()`."""
     return RoleBegin("system")
 
 
 def system_end() -> RoleEnd:
+    """End the system turn that `system_begin()` began."""
     return RoleEnd("system")
 
 
 def user_begin() -> RoleBegin:
+    """Begin a user turn that is ended by `user_end()`."""
     return RoleBegin("user")
 
 
 def user_end() -> RoleEnd:
+    """End the user turn that `user_begin()` began."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> RoleBegin:
+    """Begin an assistant turn that is ended by `assistant_end()`."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> RoleEnd:
+    """End the assistant turn that `assistant_begin()` began."""
     return RoleEnd("assistant")
 
 

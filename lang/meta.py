@@ -33,9 +33,14 @@ class Finish(TypedDict, total=False):
 
 
 class MetaInfo(TypedDict, total=False):
-    """What `get_meta_info` tells; which keys are there depends on the call. docs/select.md has those of choices.
+    """What `get_meta_info` returns. Its keys depend on the call; a `choices_method` of yours may add its own.
 
-    A `choices_method` of the author's may tell more, under names of its own.
+    Every call has `finish_reason` ({"type": "stop" | "length" | "abort", ...}), `complete` (whether the constraint, if
+    any, is satisfied), `prompt_tokens`, `cached_tokens` (of these, from the cache) and `completion_tokens`. A gen has
+    `seconds`, and `samples`, a list of such mappings, if `n` is above 1. With `return_logprob` there are
+    `output_token_logprobs` and `input_token_logprobs`, lists of (log-probability, token id, text), and
+    `output_top_logprobs`, a list of them for each token. Choices have `choices`, `probabilities`, `choice_logprobs` and
+    what their method compares: the page on select has all of these.
     """
 
     finish_reason: Required[Finish]
@@ -67,11 +72,13 @@ class PieceInfo(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Sums over the calls of one state. A later call's prompt holds the earlier text, so prompt tokens count it again.
+    """Sums over the `calls` of one state: its gens and selects, without those of its forks.
 
-    What was really computed is prompt_tokens - cached_tokens + generated_tokens. Of the generated tokens, forced ones
-    were written without asking the model, drafted ones guessed and found right in one step with those before them. The
-    `seconds` are those of the generations, which may have run side by side.
+    A later call's prompt contains the earlier text, so `prompt_tokens` counts that again; `cached_tokens` of them came
+    from the cache. What was really computed is prompt_tokens - cached_tokens + generated_tokens. Of the
+    `generated_tokens`, `forced_tokens` were written without asking the model, and `drafted_tokens` were guessed and
+    found right in one step with those before them. `seconds` is the sum of the generations' times; they may have run
+    side by side.
     """
 
     calls: int = 0

@@ -77,10 +77,11 @@ class TextBranch:
 class OpenAI:
     """An OpenAI-compatible service as a backend: `program.run(..., backend=OpenAI("gpt-4.1-mini"))`.
 
-    `api="chat"` (the default) sends turns to /chat/completions: each gen must be all of an assistant turn.
-    `api="completions"` sends plain text to /completions, and can select where the service echoes log-probabilities.
-    `extensions=True` is for services with the fields that niwaki's server adds (regex, choices, grammar, top_k, ...).
-    Without an `api_key` the client takes OPENAI_API_KEY. `timeout` is that of one request, in seconds.
+    - `api="chat"` (the default) sends turns to /chat/completions: each gen must be a whole assistant turn.
+    - `api="completions"` sends plain text to /completions, and can select if the service echoes log-probabilities.
+    - `extensions=True` is for services with the fields that niwaki's server adds (regex, choices, grammar, top_k, ...).
+    - Without an `api_key` the client takes OPENAI_API_KEY from the environment.
+    - `timeout` is that of one request, in seconds.
 
     What the API cannot do raises UnsupportedByBackend before anything is sent.
 

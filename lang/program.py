@@ -29,10 +29,13 @@ from niwaki.runtime.api.names import hint
 
 
 class Program(Running[R_co], NoContent, Generic[R_co, P]):
-    """A function whose first parameter is the state. Made by `@function`; calling it runs it.
+    """A function whose first parameter is the state, made by `@function`.
 
-    R_co is what the function returns, an `async def` when it is awaited. P are its parameters behind the state: a run
-    takes these and options, which no type of Python can say, so `niwaki.mypy` tells mypy.
+    `program(...)` is `program.run(...)`. `program(state, ...)` continues that state, as a plain function would, and
+    returns what the body returns.
+
+    For type checkers: R_co is what the function returns (what awaiting an `async def` gives), P its parameters after
+    the state. Python's types cannot say that a run takes these and options; the plugin `niwaki.mypy` tells mypy.
     """
 
     _remedy = "call it with the state, and it appends by itself: f(s, ...)"
@@ -70,17 +73,18 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
     @overload
     def run(self, *args: object, **kwargs: object) -> State[R_co]: ...
     def run(self, *args: object, **kwargs: object) -> State[R_co]:
-        """Run the program and return its state when the body has returned; generations may go on, and reads wait.
+        """Run the program, and return its state once the body has returned; reads wait for generations that still run.
 
-        Takes the program's own arguments, and the options of the run: any field of `SamplingOptions` (temperature,
-        stop, max_new_tokens, which max_tokens is, too, ...), `backend`, `stream` (see `stream`), `timeout` in seconds
-        for the whole run, and `chat_template` in place of the model's own: "chatml", "llama-3", "plain", or a function
-        of the turns (mappings with role and content) and of whether an assistant turn is to begin, which gives their
-        text.
-        Where the program has a parameter of such a name, it gets the value; the run's option then goes into
-        `options={...}`.
+        Takes the program's own arguments and the options of the run:
 
-        An `async def` program runs on an event loop of its own; where one runs already, await `arun` instead.
+        - any option of a generation (temperature, stop, max_tokens, ...), for all calls that do not set it themselves;
+        - `backend`, what it runs on; `stream=True`, which is the method `stream`;
+        - `timeout`, in seconds, of the whole run;
+        - `chat_template`, in place of the model's own: "chatml", "llama-3", "plain", or a function that is given the
+          turns (mappings with role and content) and whether an assistant turn begins, and returns their text;
+        - `options={...}`, for options whose name the program has as a parameter.
+
+        An `async def` program runs on an event loop of its own. If an event loop already runs here, await `arun`.
 
         Raises:
             ProgramError: the arguments do not fit the program, or it would block the event loop that runs here.
@@ -103,7 +107,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
     @overload
     async def arun(self, *args: object, **kwargs: object) -> State[R_co]: ...
     async def arun(self, *args: object, **kwargs: object) -> State[R_co]:
-        """Run the program and return its state when everything in it has run, without blocking the event loop.
+        """Run the program, and return its state once everything in it has run, without blocking the event loop.
 
         Takes what `run` takes. The body of an `async def` program runs on this loop, that of a `def` program on a
         thread of its own. Cancelling the call cancels the state and its forks.
@@ -200,19 +204,19 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         """Run the program once for each row: a mapping of arguments, or a tuple of them in order.
 
         Returns the finished states in the order of the rows, and in the place of a row that failed its exception;
-        on_error="raise" raises the first one instead. `generator_style` yields them as they come, in constant memory.
-        The options of `run` hold for every row. A program whose body only appends, forks, joins and computes runs
-        compiled (see `compile`).
+        on_error="raise" raises the first one instead. At most `num_threads` rows run at once. With `generator_style`
+        the result is an iterator, in the same order and in constant memory. The options of `run` hold for every row. A
+        program whose body only appends, forks, joins and computes runs compiled (see `compile`).
 
-        With `checkpoint="out.jsonl"` each finished row goes into that file, and a call made again after a kill gives
-        what stands there without running it. Results are then what the file holds, for rows new and old: a mapping of
-        the row's variables (or of what the program returned) as JSON values. Another program, other options, another
-        model or other rows are refused.
+        With `checkpoint="out.jsonl"` each finished row is written to that file. If the call is made again after a kill,
+        rows that the file has are not run again. The results are then what the file has, for all rows: a mapping of the
+        row's variables (or of what the program returned) as JSON values. A file of another program, other options,
+        another model or other rows is refused.
 
         Raises:
             ConfigError: num_threads or on_error is not valid.
-            ProgramError, RequestError: these are no rows, or an option of the run is not valid. At once.
-            JournalError: the checkpoint was made by another run.
+            ProgramError, RequestError: these are not rows, or an option of the run is not valid. Raised at once.
+            JournalError: another run made the checkpoint.
         """
         check_rows(rows, self.name)
         options = batch_options(kwargs, self.run_batch)
@@ -291,17 +295,17 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Batch[State[R_co]] | Batch[StoredRow]:
-        """`run_batch` on the event loop that runs here: `await` it for the list, or `async for` in constant memory.
+        """`run_batch` on the event loop that runs here: `await` it for the list, or use `async for` in constant memory.
 
-        Results come in the order of the rows, an exception in the place of a row that failed; on_error="raise" raises
-        the first one instead. At most `concurrency` rows run at once ("auto": 256 of an `async def` program, 32 of a
-        `def` program, each of which takes a thread). Whoever stops early cancels what still runs. `checkpoint` is as in
-        `run_batch`, and either goes on with the other's file.
+        Results come in the order of the rows, with an exception in the place of a row that failed; on_error="raise"
+        raises the first one instead. At most `concurrency` rows run at once ("auto": 256 of an `async def` program, 32
+        of a `def` program, each of which takes a thread). Leaving the `async for` early cancels what still runs.
+        `checkpoint` is as in `run_batch`, and either method continues the other's file.
 
         Raises:
             ConfigError: concurrency or on_error is not valid.
-            ProgramError, RequestError: these are no rows, or an option of the run is not valid. At once.
-            JournalError: the checkpoint was made by another run. When the first result is asked for.
+            ProgramError, RequestError: these are not rows, or an option of the run is not valid. Raised at once.
+            JournalError: another run made the checkpoint. Raised when the first result is asked for.
         """
         check_rows(rows, self.name)
         options = batch_options(kwargs, self.arun_batch)
@@ -336,23 +340,25 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         return run_rows_async(run_one, rows, concurrency=num, on_error=on_error)
 
     def trace(self, *args: object, **kwargs: object) -> Trace:
-        """What the program will do, whatever the model says: print it. Arguments that are not given are placeholders.
+        """What the program will do whatever the model says, as a graph to print. Missing arguments are placeholders.
 
-        The body runs once, without a backend, up to the first value that only a run has.
+        The body runs once, without a backend, up to the first read of a value that only a run has.
 
         Raises:
-            ProgramError: the body may have effects beyond its state. It was not run.
+            ProgramError: the body may have effects beyond its state; it was not run.
         """
         missing = {name: Placeholder(name) for name in self._arguments.missing(args, kwargs)}
         call = self._arguments.call(args, {**kwargs, **missing})
         return trace(self.func, self.name, call.args, call.kwargs, self.name + self._arguments.shown)
 
     def cache(self, *args: object, **kwargs: object) -> State:
-        """Let the backend compute what all runs with these arguments begin with: the text before the first call, and
-        before the first argument that is not given. The state that is returned keeps it there for as long as it lives.
+        """Compute beforehand what all runs with these arguments begin with.
+
+        That is the text before the first call and before the first argument that is not given. It stays in the
+        backend's cache as long as the returned state lives.
 
         Raises:
-            ProgramError: as `trace`, by which the text is found; or the run has a session.
+            ProgramError: as `trace`, which finds the text; or the run has a session.
             Exception: what the backend fails with.
         """
         beginning = self.trace(*args, **kwargs).beginning
@@ -376,14 +382,14 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         return type(self)(self.func, bound, is_compiled=self.is_compiled, only_plain=self._only_plain)
 
     def compile(self) -> Program[R_co, P]:
-        """The same program, whose body need not wait for what it only writes on: `s += "So: " + s["x"]`.
+        """The same program, but its body does not wait for values that it only appends, as in `s += "So: " + s["x"]`.
 
-        The body runs once, as ever, to its end or to the first value that it decides by; what it appended runs without
-        its thread. Values, texts and tokens are those of the program itself. What fails is told by reads outside of the
-        body, where a read inside would have been the first to tell.
+        The body still runs once, up to its end or to the first value that it decides by; what it appended runs without
+        its thread. Values, texts and tokens are those of the program itself. But an error that a read in the body would
+        have raised is raised by reads outside of it.
 
         Raises:
-            ProgramError: an async program; it keeps no thread waiting anyway.
+            ProgramError: the program is async; it keeps no thread waiting anyway.
         """
         if self.is_async:
             raise ProgramError(
@@ -392,9 +398,9 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         return Program(self.func, self._arguments.bound, is_compiled=True)
 
     def for_rows(self) -> Program[R_co, P]:
-        """The same program as `run_batch` and `niwaki run` run it: compiled where nobody could tell but by the clock.
+        """The same program as `run_batch` and `niwaki run` run it: compiled if only the clock can tell that.
 
-        That is where its body does nothing but append, fork, join and compute on plain data, its arguments included.
+        That is so if its body does nothing but append, fork, join and compute on plain data, its arguments included.
         """
         if self.is_async or self.is_compiled or not is_free_of_effects(self.func):
             return self

@@ -51,10 +51,10 @@ from niwaki.runtime.api.script import Script
 class RuntimeEndpoint:
     """A niwaki server as a backend: `program.run(..., backend=RuntimeEndpoint("http://127.0.0.1:30000"))`.
 
-    `timeout` bounds every call but generating, scoring and scripts, which take as long as they take.
+    `timeout` bounds every call except generating, scoring and scripts, which take as long as they take.
 
     Raises:
-        ConfigError: `url` is no http or https address.
+        ConfigError: `url` is not an http or https address.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 60.0) -> None:
@@ -157,12 +157,19 @@ class RuntimeEndpoint:
         return {name: as_number(value) for name, value in self._link.call("GET", "/backend/usage").items()}
 
     def run_script(self, script: Script) -> RemoteBranch:
-        """One request for all of the script. Raises UnsupportedByBackend: a call of it cannot be sent to a server."""
+        """Run a compiled program in one request.
+
+        Raises:
+            UnsupportedByBackend: a call in it cannot be sent to a server.
+        """
         return ScriptRun(self, script).begin()
 
     def session(self, session_id: str | None = None, *, title: str | None = None) -> RemoteSession:
-        """A session of the server, or a new one: as the `backend` of a run it goes on from the session's last turn.
-        That an id is there is told by what is done with it."""
+        """A session of the server, or without `session_id` a new one. As the `backend` of a run it continues from the
+        session's last turn.
+
+        Whether the server has the id shows when the session is used.
+        """
         if session_id is not None and title is not None:
             raise ProgramError(f"session {session_id!r} is there already; title= is for a new one, without an id")
         if session_id is None:
@@ -172,7 +179,7 @@ class RuntimeEndpoint:
     # -- beside it --------------------------------------------------------------------------------------------------
 
     def token_ids(self, branch: RemoteBranch) -> Sequence[int]:
-        """All tokens of a branch, asked of the server."""
+        """Ask the server for all tokens of a branch."""
         told = branch.told_token_ids()
         if told is not None:
             return told
@@ -182,7 +189,7 @@ class RuntimeEndpoint:
         return [as_int(token_id) for token_id in as_list(self._link.call("GET", f"/branches/{name}")["token_ids"])]
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix; False when the server was busy. Needs the server's admin key where it has one."""
+        """Forget every cached prefix. False: the server was busy. Needs the server's admin key, if it has one."""
         try:
             self._link.call("POST", "/flush_cache", {})
         except RequestError:
@@ -190,11 +197,11 @@ class RuntimeEndpoint:
         return True
 
     def get_server_info(self) -> Mapping[str, object]:
-        """What the server says about its engine: settings and counters."""
+        """The settings and counters of the server's engine."""
         return self._link.call("GET", "/server_info")
 
     def shutdown(self) -> None:
-        """Keep no connection open from now on. The server's branches stay until they are closed or expire."""
+        """Close the connections. The server's branches stay until they are closed or expire."""
         self._link.shutdown()
 
     def __enter__(self) -> Self:
@@ -204,7 +211,7 @@ class RuntimeEndpoint:
         self.shutdown()
 
     def ask(self, method: str, path: str, body: Json | None = None) -> Json:
-        """One page of the server, whose answer comes at once. Raises the error that the answer is."""
+        """Ask for one page of the server, such as `ask("GET", "/server_info")`. An error in the answer is raised."""
         return self._link.call(method, path, body)
 
     # -- calls that take their time, each on a thread of its own ----------------------------------------------------

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class RemoteSession:
-    """`program.run(..., backend=session)` begins behind the session's turns and stores its own as one more.
+    """A conversation on a server, made by `RuntimeEndpoint.session`.
 
-    Any client of the server sees the same turns. One run at a time: a run whose session has gone on meanwhile fails
-    with RequestError, and stores nothing.
+    `program.run(..., backend=session)` begins after the session's turns and stores what it adds as one more turn. Any
+    client of the server sees the same turns. Only one run at a time can add one: if the session has gone on meanwhile,
+    the run fails with RequestError and stores nothing.
     """
 
     def __init__(self, endpoint: RuntimeEndpoint, session_id: str) -> None:
@@ -29,29 +30,33 @@ class RemoteSession:
         return f"<session {self.id} of {self.endpoint!r}>"
 
     def messages(self) -> list[dict[str, str]]:
-        """What was said so far, as {"role", "content"}; calls of tools are left out."""
+        """What was said so far, as mappings with "role" and "content"; calls of tools are left out."""
         messages = map(as_object, as_list(self.export()["messages"]))
         return [{"role": str(one["role"]), "content": _text_of(one)} for one in messages]
 
     def export(self) -> Json:
-        """The session with all its turns, as `GET /v1/sessions/ID` tells it and `POST /v1/sessions` takes it."""
+        """The session with all its turns, in the form that `POST /v1/sessions` takes."""
         return self.endpoint.ask("GET", f"/v1/sessions/{self.id}")
 
     def turns(self) -> list[str]:
-        """The ids of its turns, the first one first: what `rewind` and `branch` take."""
+        """The ids of its turns, the first one first, for `rewind` and `branch`."""
         return [str(as_object(turn)["id"]) for turn in as_list(self.export()["turns"])]
 
     def rewind(self, turn: str | None) -> None:
-        """Take back the turns behind one; None: all. Raises RequestError: it has no such turn, or is in use."""
+        """Take back all turns after `turn`; None: all turns.
+
+        Raises:
+            RequestError: the session has no such turn, or is in use.
+        """
         self.endpoint.ask("POST", f"/v1/sessions/{self.id}/rewind", {"turn": turn})
 
     def branch(self, turn: str | None = None, *, title: str | None = None) -> RemoteSession:
-        """A new session that shares the turns up to one, and goes its own way from there; None: all of them."""
+        """A new session that shares the turns up to `turn` (None: all), and goes its own way from there."""
         told = self.endpoint.ask("POST", f"/v1/sessions/{self.id}/branch", {"turn": turn, "title": title})
         return RemoteSession(self.endpoint, str(told["id"]))
 
     def delete(self) -> None:
-        """The session, and the turns that no other one shares."""
+        """Delete the session, and the turns that no other session shares."""
         self.endpoint.ask("DELETE", f"/v1/sessions/{self.id}")
 
     def enter(self) -> Standing:

@@ -89,20 +89,21 @@ class ScriptedBranch:
 class ScriptedBackend:
     """Answers every generation and every select from `script`.
 
-    script is one of
-    - a mapping: the first key that the prompt ends with (a string) or that is found in it (a compiled regex) answers;
-      a list of answers is used up one by one,
-    - a sequence: answers in the order of the calls,
+    A script is one of these:
+
+    - a mapping. The first key answers that the prompt ends with (a string) or that is found in it (a compiled regex);
+      a list of answers is used up one by one;
+    - a sequence: answers in the order of the calls;
     - a function from the prompt to the answer.
 
-    An answer is a text, a value (a model, a dict, a number), which stands for its compact JSON, a function from the
-    prompt to either, or an exception, which fails that call. A value that is a list stands in a list of answers. Where
-    tools are offered, a dict of one's `name` and its `arguments`, or a list of such, stands for calls. A
-    select is answered with the choice that the script names. An answer that the call's constraint excludes is an error.
+    An answer is a text; a value (a model, a dict, a number), which becomes its compact JSON; a function from the prompt
+    to either; or an exception, with which the call fails. To answer with a list, put it into a list of answers. If
+    tools are offered, a dict with one's `name` and `arguments`, or a list of such dicts, is a call. For a select, the
+    answer is the choice. An answer that the call's constraint excludes is an error.
 
-    `defaults` are the options that stand behind a program's own, as a model's generation_config would. With
-    `threads` > 0 answers come from that many threads, each after `delay` seconds (a number, or a function that draws
-    one) before every token; with 0 they are there when the call returns.
+    `defaults` are options that a program may override, as a model's generation_config would have them. With `threads`
+    above 0 answers come from that many threads, which wait `delay` seconds (a number, or a function that draws one)
+    before every token. With 0 they are there when the call returns.
     """
 
     def __init__(

@@ -59,10 +59,12 @@ class _Held(enum.Enum):
 
 
 class State(NoContent, Generic[R_co]):
-    """A text in the making, and its variables. R_co is what the body returns, for type checkers.
+    """A text in the making, and its variables.
 
-    `state += content` returns at once. Every read waits for what it reads; when the state has failed, every read
-    raises the original error. Safe to use from several threads.
+    `state += content` appends and returns at once. `state["x"]` reads a variable, `state["x"] = value` sets one, and
+    `"x" in state` asks whether something sets it. Every read waits for what it reads; if the state has failed, every
+    read raises the original error. A state may be used from several threads. For type checkers: R_co is what the body
+    returns.
     """
 
     _remedy = "it has a text of its own, state.text(); f(s) goes on with the text of s"
@@ -102,7 +104,7 @@ class State(NoContent, Generic[R_co]):
     def system(self) -> Block: ...
     @explains_misfits
     def system(self, content: Content | _Held = _Held.OPEN) -> Block | None:
-        """Append a system turn; without content, `with state.system():` holds the turn open."""
+        """Append a system turn. Without content, `with state.system():` holds the turn open."""
         return self._turn("system", content)
 
     @overload
@@ -111,7 +113,7 @@ class State(NoContent, Generic[R_co]):
     def user(self) -> Block: ...
     @explains_misfits
     def user(self, content: Content | _Held = _Held.OPEN) -> Block | None:
-        """Append a user turn; without content, `with state.user():` holds the turn open."""
+        """Append a user turn. Without content, `with state.user():` holds the turn open."""
         return self._turn("user", content)
 
     @overload
@@ -120,17 +122,17 @@ class State(NoContent, Generic[R_co]):
     def assistant(self) -> Block: ...
     @explains_misfits
     def assistant(self, content: Content | _Held = _Held.OPEN) -> Block | None:
-        """Append an assistant turn; without content, `with state.assistant():` holds the turn open."""
+        """Append an assistant turn. Without content, `with state.assistant():` holds the turn open."""
         return self._turn("assistant", content)
 
     def var_scope(self, name: str) -> Block:
-        """`with state.var_scope("x"):` the text that comes inside is the value of x."""
+        """In `with state.var_scope("x"):` the text that is appended inside becomes the value of x."""
         _variable_name(name)
         return Block(self._executor, ScopeBegin(name), ScopeEnd(name))
 
     @explains_misfits
     def fork(self, count: int = 1) -> ForkGroup:
-        """`count` states that start with everything that this one has. They run at the same time, on a shared prefix.
+        """Make `count` states that start with everything that this one has. They run at once, on a shared prefix.
 
         Raises:
             ProgramError: the count is not from 1 to 10,000.
@@ -141,7 +143,7 @@ class State(NoContent, Generic[R_co]):
 
     @contextmanager
     def copy(self) -> Iterator[State]:
-        """`with state.copy() as c:` a fork of one, joined when the block ends."""
+        """A fork of one, for `with state.copy() as c:`; it is joined when the block ends."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -160,7 +162,7 @@ class State(NoContent, Generic[R_co]):
     @overload
     def get_var(self, name: str, dtype: TypeForm[T]) -> T: ...
     def get_var(self, name: str, dtype: TypeForm[T] | None = None) -> object:
-        """`state[name]`, as what a type checker then takes it for; without `dtype` that is any object.
+        """`state[name]`, which a type checker takes for a `dtype`; without one, for any object. Nothing is converted.
 
         Raises:
             ProgramError: the value is not of that type.
@@ -201,11 +203,11 @@ class State(NoContent, Generic[R_co]):
         raise TypeError("a state is not iterable; use text_iter() for its text or fork(n) for forks")
 
     def text(self) -> str:
-        """The whole text, template text included."""
+        """The whole text, with what the chat template adds."""
         return self._executor.text(outside=self._is_outside)
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished chat turns, as {"role", "content"}."""
+        """The finished chat turns, as mappings with "role" and "content"."""
         messages = self._executor.messages(outside=self._is_outside)
         return [{"role": message.role, "content": message.content} for message in messages]
 
@@ -222,21 +224,22 @@ class State(NoContent, Generic[R_co]):
     @overload
     def get(self, name: str, dtype: TypeForm[T]) -> Coroutine[object, object, T]: ...
     def get(self, name: str, dtype: TypeForm[T] | None = None) -> Coroutine[object, object, object]:
-        """`await state.get(name)` is `state[name]` in an async program: waits for the value without stopping the event
-        loop. `dtype` is as in `get_var`.
+        """`await state.get(name)` is `state[name]` in an async program: it waits without blocking the event loop.
+
+        `dtype` is as in `get_var`.
 
         Raises:
-            ProgramError: no event loop runs here, so nobody could await it. At once.
+            ProgramError: no event loop runs here, so nobody could await it. Raised at once.
         """
         self._check_awaited("get(...)", 'write s["x"]')
         value = self._executor.variable_async(_variable_name(name), outside=self._is_outside)
         return Awaited(value if dtype is None else _typed(value, dtype, name), f"s.get({name!r})")
 
     def wait(self) -> Coroutine[object, object, None]:
-        """`await state.wait()` is `sync()` in an async program. After it every other read answers at once.
+        """`await state.wait()` is `sync()` in an async program. After it every other read returns at once.
 
         Raises:
-            ProgramError: no event loop runs here, so nobody could await it. At once.
+            ProgramError: no event loop runs here, so nobody could await it. Raised at once.
         """
         self._check_awaited("wait()", "write s.sync()")
         return self._executor.sync_async(outside=self._is_outside)
@@ -254,12 +257,13 @@ class State(NoContent, Generic[R_co]):
     @overload
     def probabilities(self, name: str, dtype: TypeForm[T]) -> dict[T, float]: ...
     def probabilities(self, name: str, dtype: TypeForm[T] | None = None) -> dict[str, float] | dict[T, float]:
-        """What the variable might have been, and how probable each choice was, by whatever method one was taken.
+        """Each choice that the variable was chosen among, and its probability; they sum to one, whatever the method.
 
-        By the choices' texts; with `dtype` by their values, as `get_var(name, dtype)` would give them.
+        The keys are the choices' texts; with `dtype` their values, as `get_var(name, dtype)` would return them.
 
         Raises:
-            ProgramError: it is of no select, nor of a gen that compares the values of its type; or they are no `dtype`.
+            ProgramError: neither a select nor a gen that compares the values of its type set the variable; or the
+                values are not of that type.
         """
         found = probabilities(self._executor.outcome(_variable_name(name), outside=self._is_outside), name)
         if dtype is None:
@@ -271,7 +275,7 @@ class State(NoContent, Generic[R_co]):
         return by_value
 
     def text_iter(self, name: str | None = None, *, var_name: str | None = None) -> Iterator[str]:
-        """The text, or one variable's text, in pieces as they come. They add up to the whole, also when asked late.
+        """The text, or one variable's text, in pieces as they come. They add up to the whole, even if you begin late.
 
         `var_name` is SGLang's spelling of `name`.
         """
@@ -282,11 +286,11 @@ class State(NoContent, Generic[R_co]):
     @overload
     def stream_value(self, name: str, dtype: TypeForm[T]) -> ValueStream[T]: ...
     def stream_value(self, name: str, dtype: TypeForm[T] | None = None) -> ValueStream[T] | ValueStream[object]:
-        """The variable's value as it fills, for `for` and for `async for`: partial ones, and at last `state[name]`.
+        """The variable's value as it fills, for `for` and `async for`: partial values, and at the end `state[name]`.
 
-        A partial value of a model or a dataclass is of that class, not validated, with None in the fields to come; a
-        text grows, also inside such a value; numbers, bools, Literals and Enums come when they are whole.
-        `dtype` is what a type checker then takes all of them for, as in `get_var`.
+        A partial value of a model or a dataclass is of that class, not validated, with None in the fields to come. A
+        text grows, also inside such a value. Numbers, bools, Literals and Enums come when they are whole. A type
+        checker takes all of them for a `dtype`, as in `get_var`.
 
         Raises:
             ProgramError: the finished value is not of that type.
@@ -304,10 +308,11 @@ class State(NoContent, Generic[R_co]):
     def text_async_iter(
         self, name: str | None = None, return_meta_data: bool = False, *, var_name: str | None = None
     ) -> AsyncStream[str] | AsyncStream[tuple[str, PieceInfo]]:
-        """`text_iter` for `async for`. With return_meta_data, pairs of a piece and what is known of its tokens.
+        """`text_iter` for `async for`. With `return_meta_data`, pairs of a piece and a mapping about its tokens.
 
-        Those are "completion_tokens" so far, and where log-probabilities were asked for "output_token_logprobs" of
-        this piece and "output_token_logprobs_length" so far. One may stop at any piece: nothing is left to close.
+        The mapping has "completion_tokens" so far. If log-probabilities were asked for, it also has
+        "output_token_logprobs" of this piece and "output_token_logprobs_length" so far. You may stop at any piece;
+        nothing is left to close.
         """
         pieces = AsyncPieces(self._executor, name or var_name, outside=self._is_outside)
         return pieces if return_meta_data else AsyncTexts(pieces)
@@ -319,13 +324,15 @@ class State(NoContent, Generic[R_co]):
 
     @property
     def usage(self) -> Usage:
-        """Tokens that this state's own calls used."""
+        """The tokens that this state's own calls used, without those of its forks."""
         return self._executor.usage(outside=self._is_outside)
 
     @property
     def shortened(self) -> tuple[str, ...]:
-        """Of which gens of the run, its forks' included, a budget made a value shorter than the model wanted: it is
-        valid, and nothing in it shows that. By their variables; those without one by file and line."""
+        """The variables whose value a budget made shorter than the model wanted, in the whole run with its forks.
+
+        Such a value is valid, and nothing in it shows that. A gen without a variable is named by its file and line.
+        """
         return self._executor.shortened(outside=self._is_outside)
 
     @property
@@ -334,16 +341,15 @@ class State(NoContent, Generic[R_co]):
         return cast("R_co", self._executor.ret_value())
 
     def tree(self) -> Tree:
-        """What this state and its forks made, as frozen data: each piece of text, how it came to be, and when.
+        """What this state and its forks made, as frozen data: each piece of text, how it came about, and when.
 
-        Waits for the state and for forks that somebody holds. Does not raise what they failed with: it stands in the
-        tree.
+        Waits for the state, and for forks that somebody holds. An error of theirs is in the tree, and not raised.
         """
         self._executor.settle(outside=self._is_outside)
         return tree_of(self._executor.history)
 
     def show(self, path: str | os.PathLike[str] | None = None) -> Picture:
-        """The tree as a page that a notebook shows; with `path`, also written there as one HTML file."""
+        """`tree()` as a picture that a notebook shows; with `path`, it is also written there as one HTML file."""
         picture = picture_of((self.tree(),))
         if path is not None:
             picture.save(path)
@@ -368,7 +374,9 @@ ForkContent: TypeAlias = "Content | Callable[[int], Content]"
 
 
 class ForkGroup(NoContent, Sequence[State]):
-    """The states that `fork` made, in order."""
+    """The states that `fork` made, in order: `forks[0]`, `for fork in forks`.
+
+    `forks += content` appends to each: the same content to all, one item of a list to each, or `f(i)` to fork i."""
 
     _remedy = "forks.join() brings their variables home, and forks.join('concat') their texts"
 
@@ -437,14 +445,15 @@ class ForkGroup(NoContent, Sequence[State]):
         return self
 
     def join(self, mode: str = "gather_variable", *, on_error: Literal["raise", "return"] = "raise") -> None:
-        """Bring the forks' work home, when they are done with what they have been given so far.
+        """Bring the forks' results into the parent, once they are done with what they have been given so far.
 
-        "gather_variable": each variable that is new in the forks becomes a list in the parent, with None for a fork
-        that did not set it. "concate_and_append", or "concat": their texts are appended to the parent's, in order.
+        With "gather_variable", each variable that is new in the forks becomes a list in the parent, with None for a
+        fork that did not set it. With "concate_and_append", or "concat", the forks' texts are appended to the parent's,
+        in order.
 
-        A fork that failed fails the parent, when all are done, with a note that says which one and what the others
-        have. With on_error="return" the parent goes on: in the lists its error stands in its place, as in those of
-        `run_batch`, and its text is left out.
+        If a fork fails, the parent fails once all are done, with a note that says which fork it was and what the others
+        have. With on_error="return" the parent goes on: its lists have the error in the fork's place, and its text
+        leaves the fork's out.
 
         Raises:
             ProgramError: joined twice, or an unknown mode or `on_error`.

@@ -36,10 +36,12 @@ class Engine:
     """A model in this process.
 
     `Engine()` runs the bundled model, `Engine("path")` any Hugging Face folder of a supported architecture. Options
-    are those of `EngineConfig`; an unknown one is a ConfigError. A context manager; or call `shutdown()`.
+    are those of `EngineConfig`. Use it in a `with` block, or call `shutdown()`.
 
     Raises:
-        ConfigError, ModelError: at construction, in one line. EngineStopped: in a fork of a process that has an engine.
+        ConfigError: an option is unknown or impossible.
+        ModelError: the folder cannot be read.
+        EngineStopped: this process is a fork of one that has an engine.
     """
 
     def __init__(self, model: str | Path | None = None, **options: object) -> None:
@@ -177,13 +179,17 @@ class Engine:
     ) -> Result | list[Result] | Iterator[Result]:
         """Generate from one prompt or a list of them, all in one continuous batch.
 
-        Each result is `{"text", "output_ids", "meta_info"}` in the order of the prompts. With n > 1 there are n of them
-        for each, and a list for a single prompt, too. No type of a dict tells that: give the prompt in a list then.
-        `logprob_start_len` is the first prompt position whose log-probability is wanted (-1: none). With `stream`, an
-        iterator of results whose text grows; the last one is as it is without `stream`.
+        `sampling_params` is a dict of the options of a generation, or one for each prompt. Each result is a dict with
+        "text", "output_ids" and "meta_info"; a list of prompts gives a list of them in its order. With n > 1 there are
+        n results for each prompt, and a list also for a single one; type checkers cannot see that, so give the prompt
+        in a list then. `logprob_start_len` is the first position of the prompt whose log-probability is wanted (-1:
+        none). With `stream`, which takes one prompt, the result is an iterator of results whose text grows; the last
+        one is what it would be without `stream`.
 
         Raises:
-            RequestError, ConstraintError, CapacityError: before anything runs, naming the field or the size needed.
+            RequestError: a field is not valid. Raised, as those below, before anything runs.
+            ConstraintError: the constraint cannot be enforced.
+            CapacityError: a prompt needs more tokens than the context or the pool has.
         """
         check_options(unknown)
         asked = (return_logprob, logprob_start_len, top_logprobs_num)
@@ -280,7 +286,7 @@ class Engine:
         stream: bool = False,
         **unknown: object,
     ) -> Result | list[Result] | AsyncIterator[Result]:
-        """`generate` without blocking the event loop. Cancelling the task ends what it started."""
+        """`generate` without blocking the event loop. If the task is cancelled, what it started ends."""
         check_options(unknown)
         asked = (return_logprob, logprob_start_len, top_logprobs_num)
         running = self._start(prompt, sampling_params, input_ids, *asked, stream=stream)
@@ -288,7 +294,7 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of logits: token ids are below this. May exceed the tokenizer's own, where a model pads it."""
+        """Token ids are below this number. It may exceed the tokenizer's, since some models pad their vocabulary."""
         return self._loaded.vocab_size
 
     def stats(self) -> Mapping[str, float]:
@@ -296,34 +302,34 @@ class Engine:
         return self.backend.usage()
 
     def tree(self, *, namespace: str = "", limit: int = DEFAULT_NODES) -> TreeView:
-        """The radix tree as it stands, as data: at most `limit` nodes, those used last first."""
+        """The radix tree as it is now, as data: at most `limit` nodes, those used last first."""
         nodes = self.backend.outline(limit, namespace)
         return TreeView(self._loaded.info.model, [TreeNode.of(node, self.tokenizer) for node in nodes], self.stats())
 
     def show_tree(self, path: str | os.PathLike[str] | None = None, *, namespace: str = "") -> Picture:
-        """The radix tree as a page that a notebook shows; with `path`, also written there as one HTML file."""
+        """The radix tree as a picture that a notebook shows; with `path`, it is also written there as one HTML file."""
         picture = draw(self.tree(namespace=namespace))
         if path is not None:
             picture.save(path)
         return picture
 
     def watch_tree(self, *, namespace: str = "") -> AbstractContextManager[None]:
-        """Draws the radix tree in the terminal, four times a second, while a `with` block runs."""
+        """In a `with` block: draw the radix tree in the terminal, four times a second."""
         from niwaki.runtime.pictures.tree_terminal import watching  # loads rich
 
         return watching(lambda: self.tree(namespace=namespace))
 
     def flush_cache(self) -> bool:
-        """Forget every cached prefix that nothing runs on, in the tiers as well, whichever engine left it there."""
+        """Forget every cached prefix that nothing runs on, also in the tiers, whichever engine left it there."""
         return self.backend.flush()
 
     def save_cache(self, path: str | Path) -> int:
         """Write the prefix cache to a file, for `load_cache` of an engine with the same model, dtype and page size.
 
-        Returns the number of tokens. Nothing else runs meanwhile; on an error the file is as it was.
+        Returns the number of tokens. Nothing else runs meanwhile. After an error the file is as it was before.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         return self.backend.save_cache(Path(path), self._loaded.layout)
 
@@ -333,13 +339,13 @@ class Engine:
         A damaged file is used up to the damage, with one warning.
 
         Raises:
-            ConfigError: it is no saved cache, or one of another model, dtype or page size.
-            OSError: it cannot be read.
+            ConfigError: the file is not a saved cache, or one of another model, dtype or page size.
+            OSError: the file cannot be read.
         """
         return self.backend.load_cache(Path(path), self._loaded.layout)
 
     def get_server_info(self) -> dict[str, object]:
-        """The model and the engine's settings, resolved."""
+        """The model, and the engine's settings as they are in effect."""
         return {
             "model": self._loaded.info.model,
             "context_length": self._loaded.info.context_length,
@@ -353,7 +359,7 @@ class Engine:
         }
 
     def shutdown(self) -> None:
-        """End the engine's thread. What still runs fails with EngineStopped. Calling it twice is allowed."""
+        """End the engine's thread. What still runs fails with EngineStopped. You may call it twice."""
         self._close()
 
     # -- between dicts and the backend --------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -190,7 +191,18 @@ def test_make_lines_are_those_of_ci() -> None:
 INLINE = re.compile(r"`((?:niwaki|python|make|pip install) [^`]+)`")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def options_of(module: str) -> set[str]:
+    """The options in the text of what `python -m module` runs."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    if spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    return set(re.findall(r"\"(--[a-z0-9-]+)\"", Path(spec.origin).read_text("utf-8")))
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_every_command_in_a_sentence_names_what_there_is(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
@@ -202,8 +214,9 @@ def test_every_command_in_a_sentence_names_what_there_is(page: Path, capsys: pyt
                 assert {word for word in given if word.startswith("--")} <= set(
                     re.findall("--[a-z-]+", capsys.readouterr().out)
                 )
-            case ["python", "-m", module, *_]:
-                assert importlib.util.find_spec(module), command
+            case ["python", "-m", module, *given]:
+                options = {word.partition("=")[0] for word in given if word.startswith("--")}
+                assert not options - options_of(module), command
             case ["python", script, *_] if script != "-m":
                 assert (ROOT / script).exists(), command
             case ["make", target, *_]:
@@ -212,13 +225,23 @@ def test_every_command_in_a_sentence_names_what_there_is(page: Path, capsys: pyt
                 assert set(re.findall(r"niwaki\[(\w+)\]", " ".join(required))) <= set(extras), command
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def anchors(page: Path) -> set[str]:
+    """The places in a page that a link may name: its headings, spelt as GitHub spells them."""
+    text = FENCE.sub("", page.read_text("utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_links_lead_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for target, place in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        assert not place or place in anchors(other), f"{page.name} links to {target}#{place}"
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_tables_are_whole(page: Path) -> None:
     """Each has its head, the line below it and as many cells in each row; an empty line would cut it in two."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -228,13 +251,28 @@ def test_tables_are_whole(page: Path) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1, f"another number of cells: {table}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_module_and_file_that_a_page_names_is_there(page: Path) -> None:
     text = page.read_text("utf-8")
     for name in re.findall(r"\bniwaki\.(?:lang|runtime|radix|kernels)(?:\.\w+)*", text):
         assert pkgutil.resolve_name(name), name
     for path in re.findall(r"`((?:niwaki|lang|runtime|radix|kernels|tests)/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_bars_in_the_code_of_tables_have_no_backslash_on_the_site() -> None:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / ".ci" / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = r"<td><code>X \| None</code></td><p><code>a\|b</code></p>"
+    assert hooks.on_page_content(page, page=None) == r"<td><code>X | None</code></td><p><code>a\|b</code></p>"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    assert {name for name in nw.__all__ if not re.search(rf"[.`]{name}\b|- {name}$", page, re.MULTILINE)} == set()
 
 
 def test_the_readme_starts_with_the_two_commands() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class NiwakiError(Exception):
-    """Root of every error that niwaki raises on purpose. Messages say what, which value, and what to do."""
+    """Root of every error that niwaki raises on purpose. Messages say what is wrong, which value, and what to do."""
 
 
 class ConfigError(NiwakiError, ValueError):
@@ -55,11 +55,11 @@ class UnsupportedByBackend(NiwakiError):
 
 
 class ProgramError(NiwakiError):
-    """A program misused the language (nested roles, joined twice, ...)."""
+    """A program misuses the language (nested turns, forks joined twice, ...)."""
 
 
 class UnknownVariable(ProgramError, KeyError):
-    """A program state has no variable of that name."""
+    """Nothing that was appended to the state sets the variable."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
