@@ -170,3 +170,14 @@ def test_a_leaf_that_is_used_again_goes_to_the_end_of_the_queue_and_evicting_sor
         use(cache, number)
     assert order_of_leaving(cache, [1, 2, 3]) == [3, 1, 2]
     assert cache._tree._line.num_apart == 0
+
+
+def test_what_is_flushed_is_not_told_as_evicted_and_what_leaves_later_is() -> None:
+    told: list[tuple[str, TokenIds]] = []
+    cache = Cache(2, PAGE, on_evict=lambda namespace, ids, first, pages: told.append((namespace, ids)))
+    use(cache, 1)
+    assert cache.flush()
+    assert told == []
+    for number in (2, 3, 4):
+        use(cache, number)
+    assert [(namespace, ids.tolist()) for namespace, ids in told] == [("", prompt(2).tolist())]

@@ -33,6 +33,7 @@ from niwaki.runtime.loop import core, delivery, plans, scheduler
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.loop.counters import Counters
 from niwaki.runtime.loop.decoding import Decoding
+from niwaki.runtime.loop.roster import pages_of
 from tests.benchmarks.stepping import Stepped, answer, come_to_rest
 from tests.formula import Host, mixed
 from tests.toy import make_model
@@ -109,6 +110,24 @@ def test_a_batch_is_steady_behind_its_prompts_where_nobody_waits(folder: Path) -
         host.submit(DRAWN, length)
     host.step()
     assert host.core._decoding is not None
+    host.run()
+
+
+def test_a_batch_that_resumes_reads_the_pages_that_its_requests_hold_now(folder: Path) -> None:
+    """A commit may have put another's equal page in the place of one since."""
+    host = Host(folder)
+    for length in (5, 9):
+        host.submit(GREEDY, length)
+    host.step()
+    decoding = host.core._decoding
+    assert decoding is not None
+    decoding.settle()
+    pages = pages_of(decoding.requests[1])
+    pages[0], before = 399, pages[0]
+    assert decoding.resume()
+    assert decoding.batch.spans.table[1, : len(pages)].tolist() == pages
+    pages[0] = before
+    assert decoding.resume()
     host.run()
 
 
