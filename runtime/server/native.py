@@ -38,7 +38,7 @@ from niwaki.runtime.server.feed import Aborted, Ended, Event, Failed, Feed, Piec
 from niwaki.runtime.server.openai_models import MAX_NEW, LogitBias, Stop, bias_of
 from niwaki.runtime.server.openai_shapes import LOWEST_LOGPROB
 from niwaki.runtime.server.other_servers import GenerateFieldsOfOthers, Unasked
-from niwaki.runtime.server.service import Work, works_of
+from niwaki.runtime.server.served import Work, works_of
 from niwaki.runtime.server.sse import DONE, EventStream, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     MAX_IDS,

@@ -31,7 +31,8 @@ from niwaki.runtime.server.openai_shapes import (
     usage,
     usage_of,
 )
-from niwaki.runtime.server.service import Service, Work, works_of
+from niwaki.runtime.server.served import Work, works_of
+from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.sse import DONE, EventStream, Frame, Way, chunk_event, event, unless_gone
 from niwaki.runtime.server.wire import (
     ErrorAnswer,

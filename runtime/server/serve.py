@@ -28,7 +28,8 @@ from niwaki.runtime.server.listen import bound, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
 from niwaki.runtime.server.responses import responses_router
 from niwaki.runtime.server.scripts import scripts_router
-from niwaki.runtime.server.service import ServedModel, Service
+from niwaki.runtime.server.served import ServedModel
+from niwaki.runtime.server.service import Service
 from niwaki.runtime.server.session_routes import sessions_router
 from niwaki.runtime.server.sessions import Sessions
 from niwaki.runtime.server.store import open_store

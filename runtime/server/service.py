@@ -1,4 +1,4 @@
-"""What stands behind every route: the model, the engine, who may ask, how much is in flight, and how it all ends."""
+"""What stands behind every route: who may ask, how much is in flight, which threads prepare it, and how it all ends."""
 
 from __future__ import annotations
 
@@ -8,33 +8,24 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-import numpy as np
-
-from niwaki.radix.outline import OutlineNode
 from niwaki.runtime.api import (
-    BackendInfo,
-    CapacityError,
     EngineStopped,
     Generation,
     RequestError,
     SamplingOptions,
     SamplingParams,
-    Segment,
 )
-from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.errors import ApiError, ServerEnds, log, overloaded
 from niwaki.runtime.server.feed import Feed
 from niwaki.runtime.server.metrics import Metrics
 from niwaki.runtime.server.rates import Rates
+from niwaki.runtime.server.served import ServedEngine, ServedModel, Work
 
 MAX_SEQUENCES = 256  # of one request: prompts times n
 # Of a choice, so many texts to score count as one sequence: they give no token, but each is a request. 4,096 of them
@@ -61,39 +52,6 @@ caller: ContextVar[bytes] = ContextVar("niwaki_caller", default=b"")
 body_bytes: ContextVar[int] = ContextVar("niwaki_body_bytes", default=0)
 
 
-class EngineClient(Protocol):
-    """What the server asks of an engine, in this process or in another. Every method may be called on any thread."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it answers; never waits for model work."""
-        ...
-
-    def start(
-        self,
-        ids: TokenIds,
-        params: SamplingParams,
-        namespace: str = "",
-        *,
-        logits_from: int | None = None,
-        streams: bool | None = True,
-    ) -> Generation:
-        """Generate; without `streams` nobody will read pieces, with None somebody may.
-
-        Raises:
-            RequestError, ConstraintError, CapacityError: where it can tell at once.
-        """
-        ...
-
-    def flush(self) -> bool: ...
-
-    def outline(self, limit: int, namespace: str = "") -> tuple[OutlineNode, ...]:
-        """The shape of a namespace's tree, at most `limit` nodes of it."""
-        ...
-
-    def usage(self) -> Mapping[str, float]: ...
-
-
 class InFlight(Protocol):
     """What a client waits for, as the service counts and ends it."""
 
@@ -116,61 +74,10 @@ class InFlight(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The side of a model that the server itself needs: its tokenizer, its template and its limits."""
-
-    info: BackendInfo
-    tokenizer: Tokenizer
-    prompts: Prompts
-    vocab_size: int
-    longest: int  # tokens of prompt and answer together that the context and an empty pool hold
-    max_running: int
-    settings: Mapping[str, object]  # for /server_info: nothing secret
-
-    def encode(self, text: str | Sequence[Segment]) -> TokenIds:
-        segments = [Segment(text)] if isinstance(text, str) else text
-        return np.array(self.tokenizer.encode(segments, at_start=True), dtype=np.int32)
-
-    def decode_all(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        pieces = [(self.tokenizer.bytes_of(one), one) for one in token_ids]
-        written = [self.tokenizer.token_text(one).encode() if piece is None else piece for piece, one in pieces]
-        return b"".join(written).decode("utf-8", errors="replace")
-
-    def ids(self, token_ids: Sequence[int], param: str) -> TokenIds:
-        """Token ids from a client.
-
-        Raises:
-            ApiError: one is outside the vocabulary.
-        """
-        found = np.array(token_ids, dtype=np.int64)
-        if len(found) and not 0 <= found.min() <= found.max() < self.vocab_size:
-            raise ApiError(400, f"{param}: token ids must be from 0 to {self.vocab_size - 1}", param=param)
-        return found.astype(np.int32)
-
-    def room(self, ids: TokenIds, param: str) -> int:
-        """Tokens that may still be generated behind a prompt. Raises CapacityError when not one may."""
-        room = self.longest - len(ids)
-        if room < 1:
-            raise CapacityError(f"{param} has {len(ids)} tokens; at most {self.longest - 1} fit with one new one")
-        return room
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One sequence to generate."""
-
-    ids: TokenIds
-    params: SamplingParams
-    namespace: str
-    logits_from: int | None = None
-
-
 class Service:
     """One server's state. Its methods run on the event loop."""
 
-    def __init__(self, config: ServerConfig, model: ServedModel, engine: EngineClient) -> None:
+    def __init__(self, config: ServerConfig, model: ServedModel, engine: ServedEngine) -> None:
         self.config = config
         self.model = model
         self.engine = engine
@@ -450,22 +357,6 @@ def _check_logprobs(works: Sequence[Work]) -> None:
 def size_of_rows(num_texts: int, *, unconditional: bool) -> int:
     """In sequences. `unconditional`: each is scored by itself, too."""
     return -(-num_texts * (1 + unconditional) // ROWS)
-
-
-def works_of(ids: TokenIds, params: SamplingParams, namespace: str, logits_from: int | None = None) -> list[Work]:
-    """n sequences of one prompt, each a request of its own so that each can be streamed; the tree shares the prompt.
-
-    Their seeds are those that one request with n would have had.
-    """
-    return [
-        Work(
-            ids,
-            replace(params, n=1, seed=None if params.seed is None else (params.seed + index) % 2**63),
-            namespace,
-            logits_from,
-        )
-        for index in range(params.n)
-    ]
 
 
 def _and_tidy_up(function: Callable[[], Result]) -> Result:
