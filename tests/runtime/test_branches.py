@@ -74,6 +74,18 @@ def test_what_stands_open_behind_choices_stays_open_for_forks_and_after_an_error
     assert scored() == engine.tokenizer.encode([Segment("see http://www")], at_start=True)
 
 
+def test_a_branch_stands_before_the_token_that_ended_its_text(engine: Engine) -> None:
+    backend, branch = engine.backend, engine.backend.open()
+    backend.append(branch, [Segment("the cat")])
+    stood = list(branch.token_ids)
+    (output,) = backend.generate(backend.fork(branch), [], SHORT).result(60)
+    third = output.token_ids[2]
+    assert third not in output.token_ids[:2]
+    (output,) = backend.generate(branch, [], replace(SHORT, stop_token_ids=(third,))).result(60)
+    assert output.token_ids[-1] == output.finish_reason.matched == third
+    assert list(branch.token_ids) == [*stood, *output.token_ids[:-1]]
+
+
 def test_a_request_that_was_refused_is_none_of_its_branchs(engine: Engine) -> None:
     branch = engine.backend.open()
     with pytest.raises(ConstraintError):

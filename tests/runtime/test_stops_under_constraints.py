@@ -136,3 +136,18 @@ def test_a_text_that_can_only_end_ends_although_its_min_tokens_are_not_there(bun
     assert re.fullmatch("( [0-9]+,)*", one["text"])
     assert one["meta_info"]["complete"]
     assert len(one["output_ids"]) > 16
+
+
+@pytest.mark.parametrize("constraint", [{"regex": "[a-z ]*!"}, {"json_schema": PAIR}], ids=["automaton", "grammar"])
+def test_a_whole_text_ends_for_length_exactly_where_the_budget_made_it_shorter(
+    constraint: dict[str, object], engine: Engine
+) -> None:
+    reasons: Counter[str] = Counter()
+    for seed in range(20):
+        options = {**constraint, "max_new_tokens": 40, "temperature": 1.5, "seed": seed}
+        one = result(engine.generate("the cat", options))
+        reason = one["meta_info"]["finish_reason"]["type"]
+        assert one["meta_info"]["complete"]
+        assert reason == ("length" if len(one["output_ids"]) == 40 else "stop"), one["text"]
+        reasons[reason] += 1
+    assert min(reasons["length"], reasons["stop"]) >= 3

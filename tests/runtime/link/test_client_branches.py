@@ -209,6 +209,26 @@ def test_what_ends_after_its_branch_was_gone_on_with_moves_it_no_more(client: En
     assert list(branch.token_ids) == list(fresh.token_ids)
 
 
+def test_a_scoring_that_fails_after_its_branch_was_gone_on_with_moves_it_no_more(client: EngineClient) -> None:
+    there = client._link
+    assert isinstance(there, Loop)
+    branch = client.open()
+    client.append(branch, [Segment("the cat")])
+    failed: list[BaseException | None] = []
+    stood: list[int] = []
+
+    def give_up() -> None:  # between two steps: nothing of it has run
+        scoring = client.score(branch, [Segment(" sat")], ["a", "b"])
+        client.append(branch, [Segment(" on")])
+        stood.extend(branch.token_ids)
+        client.disconnect(EngineStopped("gone"))
+        failed.append(scoring.error())
+
+    there.orders._engine._between_steps(give_up)
+    assert isinstance(failed[0], EngineStopped)
+    assert list(branch.token_ids) == stood
+
+
 @pytest.mark.parametrize("asks", ["generate", "score"])
 @pytest.mark.parametrize("is_here", [False, True])
 def test_who_closes_a_branch_while_its_text_is_tokenized_ends_what_is_about_to_run_on_it(
