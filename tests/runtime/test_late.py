@@ -217,15 +217,17 @@ def test_who_is_cancelled_while_he_sits_out_is_gone(folder: Path, monkeypatch: p
     assert len(running) >= 3
     for request in running:
         host.core.abort(request.job)
+    num_generated = [request.num_generated for request in running]
     while host.core.has_work:
         host.step()
+    assert [request.num_generated for request in running] == num_generated, "what was drawn for him is dropped"
     gone = [host.generations[request.id] for request in running]
     assert all(isinstance(generation.error(), Cancelled) for generation in gone)
     assert host.core.pages.cache.stats().held_pages == 0
 
 
-def test_masks_that_are_not_there_hold_nobody_up_but_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, 0.0)
+def hold_masks_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """None is filled before the event is set."""
     may_fill = threading.Event()
     fill = masks.MaskFiller._fill
 
@@ -234,6 +236,38 @@ def test_masks_that_are_not_there_hold_nobody_up_but_their_own(folder: Path, mon
         fill(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(masks.MaskFiller, "_fill", held_up)
+    return may_fill
+
+
+def test_who_is_cancelled_before_his_mask_is_there_has_nothing_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 0.0)
+    may_fill = hold_masks_up(monkeypatch)
+    drawn: list[Request] = []
+    add_drawn = late.Late.add_drawn
+
+    def noted(own: late.Late, request: Request, sampled: Sampled, *, is_told_beside: bool) -> None:
+        drawn.append(request)
+        add_drawn(own, request, sampled, is_told_beside=is_told_beside)
+
+    monkeypatch.setattr(late.Late, "add_drawn", noted)
+    host = Host(folder)
+    for params in (FREE, LED[0], LED[1]):
+        host.submit(params, 4)
+    host.step()
+    _, gone, left = host.core._roster.running.values()
+    host.core.abort(gone.job)
+    may_fill.set()
+    while host.core.has_work:
+        host.step()
+    assert left in drawn
+    assert gone not in drawn
+
+
+def test_masks_that_are_not_there_hold_nobody_up_but_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0.0)
+    may_fill = hold_masks_up(monkeypatch)
     host = Host(folder)
     quick = replace(GREEDY, constraint=Regex("[a-z ]*"), max_new_tokens=20)
     host.submit(FREE, 4)

@@ -39,6 +39,7 @@ class Loop:
     """A link to orders on an engine here, both ways at once."""
 
     def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.client = EngineClient(engine.tokenizer)
         self.orders = Orders(engine.backend, self)
         self.client.connect(self, frames.loaded_by(engine))
@@ -207,6 +208,29 @@ def test_what_ends_after_its_branch_was_gone_on_with_moves_it_no_more(client: En
     assert list(branch.token_ids)[: len(stood)] == stood
     assert output.token_ids == alike.token_ids
     assert list(branch.token_ids) == list(fresh.token_ids)
+
+
+def test_who_asks_while_the_engine_is_started_again_is_refused(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first engine had of the branch was looked up before: the second has nothing of it."""
+    there = client._link
+    assert isinstance(there, Loop)
+    branch = client.open()
+    client.generate(branch, [Segment("the cat")], SamplingParams(max_new_tokens=1)).result(60)
+    stood = list(branch.token_ids)
+    packed = frames.packed
+
+    def started_again(*arguments: Any) -> bytes:
+        client.connect(there, frames.loaded_by(there.engine))
+        return packed(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(frames, "packed", started_again)
+        with pytest.raises(EngineStopped):
+            client.generate(branch, [Segment(" sat")], SamplingParams(max_new_tokens=1))
+    assert list(branch.token_ids) == stood
+    assert client.generate(branch, [Segment(" sat")], SamplingParams(max_new_tokens=1)).result(60)
 
 
 def test_a_scoring_that_fails_after_its_branch_was_gone_on_with_moves_it_no_more(client: EngineClient) -> None:
