@@ -207,6 +207,10 @@ class Journal:
         """Those of all rows that are to be run: those that are not written."""
         return islice(rows, self.num_done, None)
 
+    def standing(self) -> Iterator[bytes | None]:
+        """Of the first rows, in order, the lines that stay: None for one that is to be run, as all behind them are."""
+        return islice(lines_of(self.path), self.num_done)
+
     def complete(self) -> None:
         """All rows that were to be run are written: have those that stay behind them, too."""
 
@@ -329,6 +333,11 @@ class Journal:
         if self.is_resumable:
             os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file
 
 
 def _what_is_no_json(row: Mapping[str, object], error: ValueError) -> str:

@@ -10,21 +10,31 @@ import hashlib
 import inspect
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from niwaki.lang.batch import Journal, JournalError
 from niwaki.lang.export import exported
+from niwaki.lang.retry import Wording, opened_journal
 from niwaki.lang.state import State
 from niwaki.runtime import api
-from niwaki.runtime.api import EngineStopped, NiwakiError, ProgramError
+from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError, ProgramError
 
 RowT = TypeVar("RowT")
 StoredRow: TypeAlias = Mapping[str, object]
 
 DIGEST_KEY: Final = "row_digest"
 RESERVED_NAMES: Final = ("index", "error", DIGEST_KEY)  # what the journal's line itself says
+WORDING: Final = Wording("retry_failed=True", "give at least {count} rows")
+
+
+def check_checkpoint(path: str | Path | None, *, retry_failed: bool) -> None:
+    """Raises ConfigError: rows are to run again of a file that nobody names."""
+    if retry_failed and path is None:
+        raise ConfigError("retry_failed runs the failed rows of a checkpoint again: name its file with checkpoint=...")
 
 
 def run_with_checkpoint(
@@ -33,26 +43,36 @@ def run_with_checkpoint(
     path: Path,
     fingerprint: Mapping[str, str],
     *,
+    retry_failed: bool = False,
     raises: bool = False,
 ) -> Iterator[StoredRow | Exception]:
-    """Yield one result a row, in order: of those that the journal at `path` holds what stands there, then `run(rest)`.
+    """Yield one result a row, in order: of those that the journal at `path` holds what stands there, of the rest what
+    `run(rest)` gives.
 
     A row that failed yields its exception; one out of the journal is of the same class where that is one of niwaki's,
-    else a ProgramError that names it. With `raises` the first failure is raised and not written, so that its row runs
-    again next time. Memory does not grow with the rows. Each row is on its way to the disk before it is yielded.
+    else a ProgramError that names it. With `retry_failed` those rows are in the rest, too, see `Retry`. With `raises`
+    the first failure is raised and not written, so that its row runs again next time. Memory does not grow with the
+    rows. Each row is on its way to the disk before it is yielded.
 
     Raises:
-        JournalError: the journal is of another program, other options, another model or other rows.
+        JournalError: the journal is of another program, other options, another model or other rows; or failed rows of
+            it were being run again, and only that may go on.
+        ConfigError: with `retry_failed`, `rows` are fewer than stand there.
         EngineStopped: the backend is gone; the rows that are left stay undone.
     """
-    with Journal(path, fingerprint) as journal:
-        journal.begin()
-        source = iter(rows)
-        yield from _stored(journal, source, raises=raises)
-        rest = _Noted(source)
-        for outcome in run(rest):
-            yield _write(journal, outcome, rest.digests.popleft(), raises=raises)
-        journal.finish()
+    with _opened(path, fingerprint, rows, retry_failed=retry_failed) as journal:
+        results = _Results(journal, rows, raises=raises)
+        try:
+            yield from results.before_any_runs()
+            for outcome in run(results.to_run):
+                yield from results.before_next()
+                yield results.of(outcome)
+            yield from results.before_next()
+            results.finish()
+        except GeneratorExit:
+            if results.are_all:  # whoever counts the rows asks for no more
+                results.finish()
+            raise
 
 
 async def run_with_checkpoint_async(
@@ -61,50 +81,120 @@ async def run_with_checkpoint_async(
     path: Path,
     fingerprint: Mapping[str, str],
     *,
+    retry_failed: bool = False,
     raises: bool = False,
 ) -> AsyncGenerator[StoredRow | Exception, None]:
     """`run_with_checkpoint` for `async for`. Closing it closes what `run` gave."""
-    with Journal(path, fingerprint) as journal:
-        journal.begin()
-        source = iter(rows)
-        for result in _stored(journal, source, raises=raises):
-            yield result
-        rest = _Noted(source)
-        outcomes = run(rest)
+    with _opened(path, fingerprint, rows, retry_failed=retry_failed) as journal:
+        results = _Results(journal, rows, raises=raises)
         try:
-            async for outcome in outcomes:
-                yield _write(journal, outcome, rest.digests.popleft(), raises=raises)
-        finally:
-            await outcomes.aclose()
-        journal.finish()
+            for result in results.before_any_runs():
+                yield result
+            outcomes = run(results.to_run)
+            try:
+                async for outcome in outcomes:
+                    for result in results.before_next():
+                        yield result
+                    yield results.of(outcome)
+            finally:
+                await outcomes.aclose()
+            for result in results.before_next():
+                yield result
+            results.finish()
+        except GeneratorExit:
+            if results.are_all:
+                results.finish()
+            raise
 
 
-def _stored(journal: Journal, rows: Iterator[object], *, raises: bool) -> Iterator[StoredRow | Exception]:
-    """What the journal holds of the first rows, which are taken from `rows`."""
-    path = journal.path
-    for line, row in zip(_lines(path, journal.num_done), rows, strict=False):
-        result = _stored_result(line)
-        if line.get(DIGEST_KEY) != digest_of(row):
+@contextmanager
+def _opened(
+    path: Path, fingerprint: Mapping[str, str], rows: Iterable[object], *, retry_failed: bool
+) -> Iterator[Journal]:
+    with opened_journal(path, fingerprint, WORDING, num_rows=_count(rows), retry_failed=retry_failed) as journal:
+        journal.begin()
+        yield journal
+
+
+class _Results(Generic[RowT]):
+    """Brings what stands in a journal and what is run into the order of the rows.
+
+    `to_run` gives the rows that are to be run. Whoever reads it is ahead of the results; it looks at each row that it
+    passes, since a line stands for the row that it was made from and for no other. Results that stand read their lines
+    once more, so that memory does not grow with the rows between two that are run.
+    """
+
+    def __init__(self, journal: Journal, rows: Iterable[RowT], *, raises: bool) -> None:
+        self.to_run = self._to_run()
+        self._journal = journal
+        self._rows = iter(rows)
+        self._num_rows = _count(rows)
+        self._raises = raises
+        self._ahead = chain(journal.standing(), repeat(None))
+        self._line = next(self._ahead)  # of the next row in `_rows`
+        self._lines = chain(journal.standing(), repeat(None))  # from the next result on
+        self._num_read = 0
+        self._num_told = 0
+        self._digests: deque[str] = deque()  # of the rows that were given out and are not written yet
+
+    def before_any_runs(self) -> Iterator[StoredRow | Exception]:
+        """The results of the rows before the first that is to be run; each row is read when its result is asked for."""
+        while self._line is not None:
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                return
+            self._look_at(row)
+            yield from self.before_next()
+
+    def before_next(self) -> Iterator[StoredRow | Exception]:
+        """The results that stand between the last one and that of the next row that was run."""
+        while self._num_told < self._num_read and (line := next(self._lines)) is not None:
+            self._num_told += 1
+            result = _stored_result(_parsed(line))
+            if self._raises and isinstance(result, Exception):
+                raise result
+            yield result
+
+    def of(self, outcome: State | Exception) -> StoredRow | Exception:
+        """The result of the next row that was run, which is written here."""
+        result = _write(self._journal, outcome, self._digests.popleft(), raises=self._raises)
+        self._num_told += 1
+        return result
+
+    @property
+    def are_all(self) -> bool:
+        return self._num_told == self._num_rows
+
+    def finish(self) -> None:
+        """Every row has its result."""
+        self._journal.complete()
+        self._journal.settle()
+        self._journal.finish()
+
+    def _to_run(self) -> Iterator[RowT]:
+        for row in self._rows:
+            if self._look_at(row):
+                yield row
+
+    def _look_at(self, row: RowT) -> bool:
+        """Whether the row is to be run. Raises JournalError: it is not the one that its line was made from."""
+        line, self._line = self._line, next(self._ahead)
+        digest = digest_of(row)
+        if line is None:
+            self._digests.append(digest)
+        elif (stands := _parsed(line)).get(DIGEST_KEY) != digest:
             raise JournalError(
-                f"row {line['index']} is not the one that {path} has a result of: give the same rows, "
+                f"row {stands['index']} is not the one that {self._journal.path} has a result of: give the same rows, "
                 "or name another checkpoint"
             )
-        if raises and isinstance(result, Exception):
-            raise result
-        yield result
+        self._num_read += 1
+        return line is None
 
 
-class _Noted(Iterator[RowT]):
-    """The same rows; the digests of those that were taken and are not written yet."""
-
-    def __init__(self, rows: Iterator[RowT]) -> None:
-        self._rows = rows
-        self.digests: deque[str] = deque()
-
-    def __next__(self) -> RowT:
-        row = next(self._rows)
-        self.digests.append(digest_of(row))
-        return row
+def _count(rows: Iterable[object]) -> int | None:
+    """How many they are; None where that turns out only as they are read."""
+    return len(rows) if isinstance(rows, Sized) else None
 
 
 def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises: bool) -> StoredRow | Exception:
@@ -128,13 +218,10 @@ def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises:
     return values
 
 
-def _lines(path: Path, count: int) -> Iterator[dict[str, object]]:
-    """The first `count` lines, which the journal has checked."""
-    with path.open("rb") as file:
-        for _ in range(count):
-            line = json.loads(file.readline())
-            assert isinstance(line, dict), "the journal has looked at it"
-            yield line
+def _parsed(line: bytes) -> Mapping[str, object]:
+    row = json.loads(line)
+    assert isinstance(row, dict), "the journal has looked at it"
+    return row
 
 
 def _stored_result(line: Mapping[str, object]) -> StoredRow | Exception:

@@ -86,7 +86,9 @@ RUN: Names = MappingProxyType(
         **all_of("chat_template", "template"),
         **all_of("stream", "streaming"),
         **all_of("timeout", "timeout_s max_time request_timeout"),
-        **all_of("it is an option of run_batch", "num_threads progress_bar checkpoint generator_style on_error"),
+        **all_of(
+            "it is an option of run_batch", "num_threads progress_bar checkpoint retry_failed generator_style on_error"
+        ),
         **all_of(
             "it is an option of a gen: s += gen('x', ...)",
             "dtype regex choices json_schema grammar tools tool_choice reasoning response_model response_format",

@@ -12,7 +12,13 @@ from niwaki.lang.arguments import Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
-from niwaki.lang.checkpoint import StoredRow, fingerprint_of, run_with_checkpoint, run_with_checkpoint_async
+from niwaki.lang.checkpoint import (
+    StoredRow,
+    check_checkpoint,
+    fingerprint_of,
+    run_with_checkpoint,
+    run_with_checkpoint_async,
+)
 from niwaki.lang.effects import is_free_of_effects
 from niwaki.lang.executor import Executor
 from niwaki.lang.foreign_names import PROGRAM, public
@@ -151,6 +157,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         progress_bar: bool = False,
         generator_style: Literal[False] = False,
         checkpoint: None = None,
+        retry_failed: Literal[False] = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> list[State[R_co] | Exception]: ...
@@ -163,6 +170,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         progress_bar: bool = False,
         generator_style: Literal[True],
         checkpoint: None = None,
+        retry_failed: Literal[False] = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Iterator[State[R_co] | Exception]: ...
@@ -175,6 +183,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         progress_bar: bool = False,
         generator_style: Literal[False] = False,
         checkpoint: str | Path,
+        retry_failed: bool = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> list[StoredRow | Exception]: ...
@@ -187,6 +196,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         progress_bar: bool = False,
         generator_style: Literal[True],
         checkpoint: str | Path,
+        retry_failed: bool = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Iterator[StoredRow | Exception]: ...
@@ -198,6 +208,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         progress_bar: bool = False,
         generator_style: bool = False,
         checkpoint: str | Path | None = None,
+        retry_failed: bool = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Sequence[State[R_co] | StoredRow | Exception] | Iterator[State[R_co] | StoredRow | Exception]:
@@ -213,12 +224,16 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         row's variables (or of what the program returned) as JSON values. A file of another program, other options,
         another model or other rows is refused.
 
+        With `retry_failed` the rows of the file that failed also run again; the others stay as they are. What ran again
+        is in PATH.retry until all of it is there, and a call made again after a kill continues with that.
+
         Raises:
-            ConfigError: num_threads or on_error is not valid.
+            ConfigError: num_threads or on_error is not valid, or retry_failed has no checkpoint or not all of its rows.
             ProgramError, RequestError: these are not rows, or an option of the run is not valid. Raised at once.
-            JournalError: another run made the checkpoint.
+            JournalError: another run made the checkpoint, or failed rows of it were being run again.
         """
         check_rows(rows, self.name)
+        check_checkpoint(checkpoint, retry_failed=retry_failed)
         options = batch_options(kwargs, self.run_batch)
         results: Iterator[State[R_co] | StoredRow | Exception]
         if checkpoint is None:
@@ -226,8 +241,14 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         else:
             check_batch("num_threads", 1 if num_threads == "auto" else num_threads, on_error)
             run = partial(self._run_batch, num_threads=num_threads, options=options, on_error="return")
-            fingerprint = self._fingerprint(options)
-            results = run_with_checkpoint(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
+            results = run_with_checkpoint(
+                run,
+                rows,
+                Path(checkpoint),
+                self._fingerprint(options),
+                retry_failed=retry_failed,
+                raises=on_error == "raise",
+            )
         if progress_bar:
             results = with_progress_bar(results, rows, partial(usage_of, options.get("backend")))
         return results if generator_style else list(results)
@@ -271,6 +292,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         concurrency: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         checkpoint: None = None,
+        retry_failed: Literal[False] = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Batch[State[R_co]]: ...
@@ -282,6 +304,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         concurrency: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         checkpoint: str | Path,
+        retry_failed: bool = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Batch[StoredRow]: ...
@@ -292,6 +315,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         concurrency: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         checkpoint: str | Path | None = None,
+        retry_failed: bool = False,
         on_error: Literal["return", "raise"] = "return",
         **kwargs: object,
     ) -> Batch[State[R_co]] | Batch[StoredRow]:
@@ -300,14 +324,15 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         Results come in the order of the rows, with an exception in the place of a row that failed; on_error="raise"
         raises the first one instead. At most `concurrency` rows run at once ("auto": 256 of an `async def` program, 32
         of a `def` program, each of which takes a thread). Leaving the `async for` early cancels what still runs.
-        `checkpoint` is as in `run_batch`, and either method continues the other's file.
+        `checkpoint` and `retry_failed` are as in `run_batch`, and either method continues the other's file.
 
         Raises:
-            ConfigError: concurrency or on_error is not valid.
+            ConfigError: as `run_batch`, of concurrency instead of num_threads.
             ProgramError, RequestError: these are not rows, or an option of the run is not valid. Raised at once.
-            JournalError: another run made the checkpoint. Raised when the first result is asked for.
+            JournalError: as `run_batch`. Raised when the first result is asked for.
         """
         check_rows(rows, self.name)
+        check_checkpoint(checkpoint, retry_failed=retry_failed)
         options = batch_options(kwargs, self.arun_batch)
         counters = partial(usage_of, options.get("backend"))
         if checkpoint is None:
@@ -315,8 +340,14 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
             return Batch(with_async_progress_bar(states, rows, counters) if progress_bar else states)
         check_batch("concurrency", 1 if concurrency == "auto" else concurrency, on_error)
         run = partial(self._arun_batch, concurrency=concurrency, options=options, on_error="return")
-        fingerprint = self._fingerprint(options)
-        stored = run_with_checkpoint_async(run, rows, Path(checkpoint), fingerprint, raises=on_error == "raise")
+        stored = run_with_checkpoint_async(
+            run,
+            rows,
+            Path(checkpoint),
+            self._fingerprint(options),
+            retry_failed=retry_failed,
+            raises=on_error == "raise",
+        )
         return Batch(with_async_progress_bar(stored, rows, counters) if progress_bar else stored)
 
     def _arun_batch(

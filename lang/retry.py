@@ -7,14 +7,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from typing import TypeVar
 
-from niwaki.lang.batch import Journal, JournalError
+from niwaki.lang.batch import Journal, JournalError, lines_of
 from niwaki.runtime.api import ConfigError
 
 RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a caller is told to run failed rows again, and to give all rows: `{count}` is how many there are at least."""
+
+    option: str
+    all_rows: str
+
+
+@contextmanager
+def opened_journal(
+    path: Path,
+    fingerprint: Mapping[str, str],
+    wording: Wording,
+    *,
+    num_rows: int | None,
+    restart: bool = False,
+    retry_failed: bool = False,
+) -> Iterator[Journal]:
+    """The journal at `path` or, with `retry_failed` where rows in it failed, a `Retry` of it.
+
+    `num_rows`: how many rows there are to go through, where that is known. With `restart` what was run again is thrown
+    away, too: after `forget_retry`.
+
+    Raises:
+        JournalError: failed rows of it were being run again, and only that may go on; or as `Journal` and `Retry` say.
+        ConfigError: fewer rows than stand there would leave failed ones out; or as `Retry` says.
+    """
+    with Journal(path, fingerprint, restart=restart) as journal:
+        if not retry_failed:
+            if not restart:
+                _check_no_retry(journal, wording)
+            yield journal
+        elif num_rows is not None and num_rows < journal.num_done:
+            raise ConfigError(
+                f"{path} has {journal.num_done} rows, and {wording.option} goes through all of them: "
+                + wording.all_rows.format(count=journal.num_done)
+            )
+        elif journal.is_resumable and not _has_failed(journal):
+            yield journal
+        else:
+            with Retry(journal, fingerprint) as retry:
+                yield retry
+
+
+def _has_failed(journal: Journal) -> bool:
+    return _retry_path(journal.path).exists() or num_failed(journal.path, journal.num_done) > 0
 
 
 class Retry(Journal):
@@ -33,13 +83,13 @@ class Retry(Journal):
         if not before.is_resumable:
             raise ConfigError(f"{before.path} is no file, from which failed rows could be run again; name one")
         self._before = before
-        super().__init__(retry_path(before.path), fingerprint)
+        super().__init__(_retry_path(before.path), fingerprint)
         try:
             self._check_rows()
         except BaseException:
             self.close()
             raise
-        self._kept = enumerate(islice(_lines(before.path), before.num_done))  # of `before`; those to copy are taken
+        self._kept = enumerate(islice(lines_of(before.path), before.num_done))  # of `before`; those to copy are taken
         self._next: tuple[int, bytes] | None = next(islice(self._kept, self.num_done, None), None)
 
     def begin(self) -> None:
@@ -54,16 +104,28 @@ class Retry(Journal):
 
     def undone(self, rows: Iterable[RowT]) -> Iterator[RowT]:
         """Those of all rows that failed or were not run, from where this journal stands."""
-        before = islice(_lines(self._before.path), self.num_done, self._before.num_done)
-        return compress(super().undone(rows), chain(map(is_failed, before), repeat(True)))
+        return compress(super().undone(rows), chain(map(is_failed, self._left()), repeat(True)))
+
+    def standing(self) -> Iterator[bytes | None]:
+        return chain(super().standing(), (None if is_failed(line) else line for line in self._left()))
 
     def complete(self) -> None:
+        """Raises ConfigError: there were fewer rows than in PATH, so that a failed one was not run again."""
         self._copy()
+        if self.num_done < self._before.num_done:
+            raise ConfigError(
+                f"{self._before.path} has {self._before.num_done} rows, and only {self.num_done} were given: "
+                "give all of them, so that each failed one runs again"
+            )
 
     def settle(self) -> None:
         """Take the place of the file at PATH."""
         assert self.num_done >= self._before.num_done, "a row that failed was not run again"
         self._replace(self._before)
+
+    def _left(self) -> Iterator[bytes]:
+        """The lines of `before` from the row on that is written next."""
+        return islice(lines_of(self._before.path), self.num_done, self._before.num_done)
 
     def _copy(self) -> None:
         """Append the rows of `before` up to its next failed one, which is for `write`."""
@@ -86,12 +148,11 @@ class Retry(Journal):
                     )
 
 
-def check_no_retry(journal: Journal) -> None:
-    """Raises JournalError: failed rows of this output were being run again, and only that may go on."""
-    path = retry_path(journal.path)
+def _check_no_retry(journal: Journal, wording: Wording) -> None:
+    path = _retry_path(journal.path)
     if journal.is_resumable and path.exists():
         raise JournalError(
-            f"failed rows of {journal.path} were being run again when that was stopped: give --retry-failed to go on "
+            f"failed rows of {journal.path} were being run again when that was stopped: give {wording.option} to go on "
             f"with it, or delete {path} to keep what stands in {journal.path}"
         )
 
@@ -99,12 +160,12 @@ def check_no_retry(journal: Journal) -> None:
 def forget_retry(journal: Journal) -> None:
     """Of an output that begins again, what was run again goes, too."""
     if journal.is_resumable:
-        path = retry_path(journal.path)
+        path = _retry_path(journal.path)
         path.unlink(missing_ok=True)
         path.with_name(f"{path.name}.meta").unlink(missing_ok=True)
 
 
-def retry_path(path: Path) -> Path:
+def _retry_path(path: Path) -> Path:
     """Beside the file itself, also where `path` is a link to it: only there can one take the other's place."""
     real = path.resolve() if path.is_symlink() else path
     return real.with_name(f"{real.name}.retry")
@@ -112,14 +173,9 @@ def retry_path(path: Path) -> Path:
 
 def num_failed(path: Path, count: int) -> int:
     """How many of the first `count` rows failed."""
-    return sum(map(is_failed, islice(_lines(path), count)))
+    return sum(map(is_failed, islice(lines_of(path), count)))
 
 
 def is_failed(line: bytes) -> bool:
     # No variable can be named so, see `exported`; within a value it may stand, so the bytes alone do not tell.
     return b'"error"' in line and "error" in json.loads(line)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file

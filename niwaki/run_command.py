@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from niwaki.lang.program_file import JsonObject, load_program, parameters_of, pr
 from niwaki.lang.record_types import RecordTypes
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
-from niwaki.lang.retry import Retry, check_no_retry, forget_retry, num_failed, retry_path
+from niwaki.lang.retry import Wording, forget_retry, num_failed, opened_journal
 from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, NiwakiError
@@ -34,6 +34,7 @@ from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
 
 NUM_TRACED = 10  # records that --trace draws
 RESERVED_NAMES = ("index", "error")  # what the output line itself says
+WORDING = Wording("--retry-failed", "give no --limit, or one of at least {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,35 +119,22 @@ def run(options: RunOptions) -> int:
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
 
 
-@contextmanager
-def _journal(options: RunOptions, records: RecordFile, last: int) -> Iterator[Journal]:
+def _journal(options: RunOptions, records: RecordFile, last: int) -> AbstractContextManager[Journal]:
     """Where the rows stand and go."""
-    fingerprint = _fingerprint(options, records)
-    with Journal(_journal_path(options.output), fingerprint, restart=options.restart) as journal:
-        if not options.retry_failed:
-            if not options.restart:
-                check_no_retry(journal)
-            yield journal
-        elif last < journal.num_done:
-            raise ConfigError(
-                f"{options.output} has {journal.num_done} records, and --retry-failed goes through all of them: "
-                f"give no --limit, or one of at least {journal.num_done}"
-            )
-        elif journal.is_resumable and not _has_failed(journal):
-            yield journal
-        else:
-            with Retry(journal, fingerprint) as retry:
-                yield retry
+    return opened_journal(
+        _journal_path(options.output),
+        _fingerprint(options, records),
+        WORDING,
+        num_rows=last,
+        restart=options.restart,
+        retry_failed=options.retry_failed,
+    )
 
 
 def _begin(options: RunOptions, journal: Journal) -> None:
     if options.restart:
         forget_retry(journal)
     journal.begin()
-
-
-def _has_failed(journal: Journal) -> bool:
-    return retry_path(journal.path).exists() or num_failed(journal.path, journal.num_done) > 0
 
 
 def _nothing_to_do(options: RunOptions, journal: Journal, last: int) -> str:
