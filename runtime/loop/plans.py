@@ -28,6 +28,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):  # a dataclass takes 20 ti
     namespace: str = ""
     max_cached: int | None = None  # tokens that it may take from the cache; None: all but the last
     program: int | None = None  # `fairness`
+    is_set_back: bool = False  # it ran, and was preempted
 
     @property
     def most_cached(self) -> int:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from niwaki.radix.handles import Match
+from niwaki.radix.handles import Match, Pin
 from niwaki.runtime.api import Generation
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.forward.runner import Row
@@ -70,6 +70,7 @@ class Roster:
         self._was_for_highest = False  # the last plan was; never two in a row, or others might wait for ever
         # Of those who wait and were looked at, by id: how they stood then, what of them may be cached, and what was.
         self._looked_at_before: dict[int, tuple[plans.Waiting, TokenIds, Match | None]] = {}
+        self._set_back: dict[int, Pin] = {}  # of those who wait and were preempted: what they had computed
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -305,6 +306,7 @@ class Roster:
             namespace=request.namespace,
             max_cached=most,
             program=request.job.program,
+            is_set_back=request.num_lost > 0,
         )
         return looked_at, ids[:most], None
 
@@ -342,11 +344,17 @@ class Roster:
         request.waited_steps = self._num_steps - request.first_step
         self._looked_at_before.pop(request.id, None)
         self._cache.forget(request.id)
+        kept = self._set_back.pop(request.id, None)
+        if kept is not None:
+            self._pages.unpin(kept)
 
     def preempt(self, request: Request) -> None:
-        """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again."""
+        """Give the pages back; the tokens stay known, and what the tree keeps need not be computed again. It keeps that
+        for longer than what nobody is about to ask for, such as the texts of those who have ended."""
         request.num_lost = max(request.num_lost, request.num_computed)
         self.leave(request)
+        if request.num_lost and self._config.enable_prefix_cache:
+            self._set_back[request.id] = self._pages.pin(request.ids[: request.num_lost], request.namespace)
         if request.waits_since is None:
             request.waits_since = time.perf_counter()
         self._counters.preemptions += 1

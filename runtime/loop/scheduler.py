@@ -370,6 +370,10 @@ def _admit(
         if wanted > step.free_pages:
             if not is_alone and (policy == "fcfs" or request.id == aged):
                 break  # let the pool drain for it: overtaking would starve it
+            if request.is_set_back and not is_alone:
+                # Whoever overtook it on the pages that it still has cached would have it compute them again.
+                step.free_pages -= _cached_pages(request, step.page_size) - heads.num_shared(request)
+                heads.add(request)
             continue
         step.add_admitted(request, num_found, num_first)
         step.slots_left -= 1
@@ -432,6 +436,10 @@ def _wanted_pages(request: Waiting, admitted: Heads, page_size: int) -> tuple[in
     growth = growth_tokens(request.max_new_tokens, page_size)
     growth_pages = pages_for(len(request.ids) + growth, page_size) - num_pages
     return num_pages - admitted.num_shared(request), growth_pages
+
+
+def _cached_pages(request: Waiting, page_size: int) -> int:
+    return _num_found(request) // page_size
 
 
 def _num_new(request: Waiting) -> int:

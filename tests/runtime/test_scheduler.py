@@ -247,6 +247,21 @@ def test_who_loses_least_among_the_lowest_priority_is_preempted_and_the_first_ad
     assert next_victim(flat[:1]) is None
 
 
+def test_nobody_overtakes_who_was_set_back_on_the_pages_that_it_still_has_cached() -> None:
+    running = [decoding(0)]
+    back = Waiting(1, tokens(1, 100), max_new_tokens=40, num_cached=70, is_set_back=True)  # 4 pages of 7
+    small = Waiting(2, tokens(2, 16), max_new_tokens=16)  # a page now, one to grow
+    assert plan([back, small], running, replace(ROOM, free_pages=5)).admit == ()
+    assert plan([back, small], running, replace(ROOM, free_pages=6)).admit == (2,)
+    assert plan([back, small], running, replace(ROOM, free_pages=8)).admit == (1,), "all it takes, and a page to grow"
+    assert plan([replace(back, is_set_back=False), small], running, replace(ROOM, free_pages=5)).admit == (2,)
+    assert plan([replace(back, num_locked_pages=3), small], running, replace(ROOM, free_pages=3)).admit == (2,)
+    twin = replace(back, id=3)
+    assert plan([back, twin, small], running, replace(ROOM, free_pages=6)).admit == (2,), "these pages are the same"
+    assert plan([replace(back, priority=-1), small], running, replace(ROOM, free_pages=5)).admit == (2,)
+    assert plan([back, small], [], replace(ROOM, free_pages=6)).admit == (2,), "nobody runs who would make room for it"
+
+
 def test_prefills_that_hold_all_pages_between_them_do_not_wait_for_each_other() -> None:
     running = [Running(i, 200, 80, 5, max_new_tokens=8, ids=tokens(i, 200)) for i in range(4)]
     made = plan([], running, replace(ROOM, free_pages=0))

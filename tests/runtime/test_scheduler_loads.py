@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from niwaki.radix import Cache, Lease, TokenIds
+from niwaki.radix import Cache, Lease, Pin, TokenIds
 from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
 from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, outranked, plan
 from tests.runtime.test_scheduler import ROOM, decoding, tokens
@@ -24,6 +24,7 @@ class Request:
     priority: int = 0
     namespace: str = ""
     lease: Lease | None = None
+    kept: Pin | None = None  # of what it had computed, since it was preempted
     num_computed: int = 0
     most_computed: int = 0
     waited_steps: int = 0
@@ -114,6 +115,7 @@ class FakeEngine:
             first_step=self.now - request.waited_steps,
             waits_from=-request.waited_steps * self.step_seconds,
             namespace=request.namespace,
+            is_set_back=request.kept is not None,
         )
 
     def as_running(self, request: Request) -> Running:
@@ -136,6 +138,7 @@ class FakeEngine:
         assert request.lease is not None
         self.running.remove(request)
         self.cache.release(request.lease, request.ids, request.num_computed)
+        request.kept = self.cache.pin(request.ids[: request.num_computed], request.namespace)
         request.lease, request.num_computed = None, 0
         self.waiting.append(request)
         self.waiting.sort(key=lambda one: (one.arrives, one.id))
@@ -149,6 +152,9 @@ class FakeEngine:
             self.waiting.remove(request)
             self.running.append(request)
             request.lease, request.num_computed = lease, lease.num_cached
+            if request.kept is not None:
+                self.cache.unpin(request.kept)
+                request.kept = None
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         assert request.lease is not None
@@ -213,7 +219,7 @@ def test_every_request_ends_in_a_pool_of_any_size_that_fits_the_largest(
     assert stats.held_pages == 0
     assert stats.evictable_pages == stats.tree_pages
     useful_tokens = engine.computed_tokens - engine.recomputed_tokens
-    assert engine.recomputed_tokens <= 0.3 * useful_tokens, f"{engine.recomputed_tokens} of {useful_tokens} recomputed"
+    assert engine.recomputed_tokens <= 0.15 * useful_tokens, f"{engine.recomputed_tokens} of {useful_tokens} recomputed"
 
 
 def test_every_request_ends_without_a_prefix_cache_too() -> None:

@@ -7,12 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from niwaki.runtime.api import CapacityError
+from niwaki.runtime.api import CapacityError, SamplingParams
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch
+from tests.formula import PAGE_SIZE, Host
 from tests.toy import VOCAB_SIZE, make_model
 
 NUM_NEW = 6
@@ -68,7 +70,7 @@ def test_a_storm_of_preemptions_computes_little_twice_and_changes_no_token(folde
         assert answers(engine, asked, max_new_tokens=num_new) == expected
         stats = engine.stats()
         assert stats["preemptions"] > 0
-        assert stats["recomputed_tokens"] <= 0.3 * sum(len(ids) + num_new for ids in asked)
+        assert stats["recomputed_tokens"] <= 0.2 * sum(len(ids) + num_new for ids in asked)
         check_idle(engine)
 
 
@@ -98,3 +100,29 @@ def test_what_is_computed_once_more_is_counted_apart_from_prompts_and_to_the_tok
     assert stats["prefilled_tokens"] + stats["cached_tokens"] == sum(map(len, asked))
     num_texts = len(asked) * (num_new - 1)  # nobody needs the keys of a last token
     assert sum(computed) == stats["prefilled_tokens"] + num_texts + stats["recomputed_tokens"]
+
+
+def test_what_one_who_was_set_back_had_computed_stays_longer_than_texts_that_ended_after_it(folder: Path) -> None:
+    host = Host(folder, num_pages=16)
+    host.submit(SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True), 9)
+    host.submit(SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True), 9)
+    for _ in range(8):
+        host.step()
+    core, cache = host.core, host.core.pages.cache
+    core._land_and_settle()
+    long, short = core._roster.running.values()
+    core._roster.preempt(long)
+    core._roster.waiting.remove(long)  # else he had his place again at once
+    while short.lease is not None:
+        host.step()
+    assert cache.stats().tree_pages == 4 + 5
+    lost = long.num_lost
+    assert (lost, cache.stats().pins) == (16, 1)
+    other = cache.acquire(np.zeros(0, np.int32), room_for=(7 + 5) * PAGE_SIZE)
+    assert other is not None
+    assert cache.match(long.ids) == lost, "the text that has ended made room"
+    cache.discard(other)
+    core._roster.waiting.add(long)
+    host.run()
+    assert core.counters.recomputed_tokens == 1, "for its logits"
+    assert cache.stats().pins == 0
