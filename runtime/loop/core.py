@@ -329,7 +329,11 @@ class EngineCore:
         if computed is not None and is_late:
             decoding.narrow(requests)
         if computed is not None and is_late and decoding.requests:
-            launched = decoding.launched(requests, computed[0], before, self._masks.rows(decoding.masked()))
+            masks = self._masks.rows(decoding.masked())
+            try:
+                launched = decoding.launched(requests, computed[0], before, masks)
+            except Exception:  # whose fault it is shows where they are computed again and drawn one by one
+                log.exception("the texts under constraints of a step cannot be drawn together")
         decoding.flight = launched
         if not goes_on or (is_late and launched is None):
             self._land_and_settle()

@@ -202,9 +202,13 @@ class Decoding:
             return None
         if draws.all_greedy:  # what is known to follow needs no mask
             self._tell_known(best, filled)
-        drawn = self._led.drawn_under(draws, values, best, filled)
-        if not draws.all_greedy:
-            self._tell_known(drawn, filled)
+        try:
+            drawn = self._led.drawn_under(draws, values, best, filled)
+        except Exception:  # whose fault it is shows where each is drawn by itself
+            drawn = self._led.drawn_beside(draws, values, best)
+        else:
+            if not draws.all_greedy:
+                self._tell_known(drawn, filled)
         if plain is None:
             return drawn
         tokens = np.zeros(len(self.requests), np.int64)
@@ -440,9 +444,8 @@ class Decoding:
         draws = self._draws.of_rows(np.array([places[id(request)] for request in requests], np.int64))
         if self.flight is not None:
             draws.advance()
-        return Flight.of(
-            requests, drawing_of(draws, self._vocab_size, logits.device), logits, self._led.plain_rows, under
-        )
+        drawing = drawing_of(draws, self._vocab_size, logits.device)
+        return Flight.of(requests, drawing, logits, self._led.plain_rows, under)
 
     def land(self) -> npt.NDArray[np.int64] | None:
         """The tokens of the step that is under way, which is then counted as computed. None where one could not be

@@ -212,8 +212,16 @@ class Delivery:
             kept.append(place)
         if not ready:
             return []
+        try:
+            found = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
+        except Exception as error:
+            if len(ready) == 1:
+                self.fail(ready[0], told(error))
+                return []
+            # Whose fault it is shows where each is drawn by itself.
+            alone = zip(ready, kept, strict=True)
+            return [one for request, row in alone for one in self._drawn([request], logits[row : row + 1], masks)]
         drawn: list[tuple[Request, Sampled]] = []
-        found = sample_within(rows_of(logits, kept), rows, texts, self._end_ids)
         for request, row, sampled in zip(ready, rows, found, strict=True):
             if isinstance(sampled, NiwakiError):
                 self.fail(request, sampled)

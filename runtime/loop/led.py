@@ -114,6 +114,12 @@ class Led:
         drawn[[row for row, mask in found if isinstance(mask, NiwakiError)]] = NO_TOKEN
         return drawn
 
+    def drawn_beside(self, draws: PlainDraws, logits: torch.Tensor, best: Int64s) -> Int64s:
+        """`drawn_under`, with no token for those that it would draw under their masks."""
+        drawn = draws.draw_under(logits, best, NO_ROWS, ()).copy()
+        drawn[self.plain_rows[self.going()]] = NO_TOKEN
+        return drawn
+
     # -- walking ------------------------------------------------------------------------------------------------------
 
     @property

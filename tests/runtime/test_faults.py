@@ -3,21 +3,24 @@ mates' tokens are those of a clean run, and the pages come back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from niwaki.runtime.api import Generation, GenerationError, Grammar, Output, Regex, SamplingParams
+from niwaki.runtime.api import Generation, GenerationError, Grammar, NiwakiError, Output, Regex, SamplingParams
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
+from niwaki.runtime.constraints.kernels import Words
 from niwaki.runtime.constraints.matcher import AutomatonMatcher
 from niwaki.runtime.options.limits import TokenIds
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
-from niwaki.runtime.sampling.sampler import Sampled, token_logprobs
+from niwaki.runtime.sampling.redraw import sample_within
+from niwaki.runtime.sampling.sampler import Sampled, SampleRow, rows_of, token_logprobs
 from tests.formula import Host
 from tests.toy import make_model
 
@@ -223,5 +226,93 @@ def test_log_probabilities_that_cannot_be_read_fail_their_request_alone(
     assert [told(each) for each in generations] == [told(each) for each in expected]
     assert len(told(generations[0]).prompt_logprobs) == 9
     assert (host.core.counters.finished, host.core.counters.failed) == (len(expected), 1)
+    host.core.pages.cache.check()
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+@pytest.mark.parametrize("params", [ONE_BY_ONE, replace(LED, stop=("a stop that never comes",))])
+def test_a_row_that_cannot_be_drawn_fails_its_request_alone(
+    params: SamplingParams, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, calm = Host(folder), Host(folder)
+    for each in (host, calm):
+        for _ in range(3):
+            each.submit(params, 9)
+        for _ in range(FIRST_STEPS):
+            each.step()
+    expected = calm.run()
+    faults: list[int] = []
+
+    def broken(logits: torch.Tensor, rows: Sequence[SampleRow], *others: Any) -> list[Sampled | NiwakiError]:
+        if any(row.seed == 1 for row in rows):
+            faults.append(len(rows))
+            raise RuntimeError("a bug")
+        return sample_within(logits, rows, *others)
+
+    monkeypatch.setattr("niwaki.runtime.loop.delivery.sample_within", broken)
+    host.core._land_and_settle()  # else those under constraints are drawn as arrays
+    while host.core.has_work:
+        host.step()
+    assert faults == [3, 1], "all together, then by itself"
+    assert "a bug" in str(host.generations[1].error())
+    assert [told(host.generations[place]) for place in (0, 2)] == [expected[0], expected[2]]
+    assert (host.core.counters.finished, host.core.counters.failed) == (2, 1)
+    host.core.pages.cache.check()
+    assert host.core.pages.cache.stats().held_pages == 0
+
+
+def test_rows_that_cannot_be_taken_out_together_are_drawn_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, calm, asked = Host(folder), Host(folder), list[int]()
+    for each in (host, calm):
+        for _ in range(3):
+            each.submit(ONE_BY_ONE, 9)
+        for _ in range(FIRST_STEPS):
+            each.step()
+        assert each.core._decoding is not None
+    expected = calm.run()
+
+    def broken(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        asked.append(len(rows))
+        if len(rows) > 1:
+            raise RuntimeError("a bug")
+        return rows_of(logits, rows)
+
+    monkeypatch.setattr("niwaki.runtime.loop.delivery.rows_of", broken)
+    assert host.run() == expected
+    assert asked[:4] == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_mask_that_fits_no_vocabulary_ends_its_request_alone(
+    temperature: float, runs_ahead: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = replace(LED, temperature=temperature)
+    kinds = [led, replace(led, constraint=Regex("(?s).{29,}")), GREEDY, replace(GREEDY, temperature=1.0)]
+    host, calm = Host(folder, runs_ahead=runs_ahead), Host(folder, runs_ahead=runs_ahead)
+    for each in (host, calm):
+        for params in kinds:
+            each.submit(params, 9)
+        for _ in range(FIRST_STEPS):
+            each.step()
+        assert each.core._decoding is not None
+    expected = calm.run()
+    victim = host.core._roster.running[0].matcher
+    whole = AutomatonMatcher.known_mask
+
+    def broken(self: AutomatonMatcher, remaining: int) -> Words | None:
+        mask = whole(self, remaining)
+        return mask if mask is None or self is not victim else mask[:1]
+
+    monkeypatch.setattr(AutomatonMatcher, "known_mask", broken)
+    # Matchers that know a token from other texts need no mask.
+    monkeypatch.setattr(AutomatonMatcher, "step", lambda self, token_id, remaining: False)
+    while host.core.has_work:
+        host.step()
+    assert "does not fit a vocabulary" in str(host.generations[0].error())
+    assert [told(each) for each in host.generations[1:]] == expected[1:]
+    assert (host.core.counters.finished, host.core.counters.failed) == (3, 1)
     host.core.pages.cache.check()
     assert host.core.pages.cache.stats().held_pages == 0
