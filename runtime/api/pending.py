@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import ClassVar, Generic, TypeVar, TypeVarTuple
 
@@ -108,7 +108,6 @@ class Generation(Pending[tuple[Output, ...]]):
         self._listen = listen
         self._deltas: list[Delta] = []
         self._watchers: tuple[Callable[[], None], ...] = ()
-        self._num_waiting = 0  # in `deltas`
         self._is_streamed = False
         self._is_read = False
 
@@ -129,36 +128,20 @@ class Generation(Pending[tuple[Output, ...]]):
         self._deltas.append(delta)
         for tell in self._watchers:
             tell()
-        if self._num_waiting:
-            with self._changed:
-                self._changed.notify_all()
-
-    @staticmethod
-    def push_each(
-        generations: Mapping[int, Generation], numbers: Sequence[int], deltas: Sequence[Delta]
-    ) -> list[Callable[[], None]]:
-        """Backend side: `push` for each of a step, by its number; where none has it, nobody waits. Gives what is to be
-        called then, to tell whoever watches them."""
-        tells: list[Callable[[], None]] = []
-        for number, delta in zip(numbers, deltas, strict=True):
-            generation = generations.get(number)
-            if generation is not None:
-                generation._deltas.append(delta)
-                tells += generation._watchers
-                if generation._num_waiting:
-                    with generation._changed:
-                        generation._changed.notify_all()
-        return tells
 
     def watch(self, tell: Callable[[], None], *, reads: bool = True) -> None:
         """Call `tell` whenever there may be more for `deltas_from`. It must neither wait nor raise. Without `reads`
         nobody waits for what comes: it is counted, say."""
+        self._add_watcher(tell)
         self.begin_reading(reads=reads)
+        if self._deltas:
+            tell()
+
+    def _add_watcher(self, tell: Callable[[], None]) -> None:
+        """Before `begin_reading`, after which `Streams` look for it."""
         with self._lock:
             if not self._done:
                 self._watchers += (tell,)
-        if self._deltas:
-            tell()
 
     def _end(self, value: tuple[Output, ...] | None, error: BaseException | None) -> None:
         super()._end(value, error)
@@ -178,6 +161,8 @@ class Generation(Pending[tuple[Output, ...]]):
 
         `timeout` bounds the wait for each next delta.
         """
+        if self._tell_waiting not in self._watchers:
+            self._add_watcher(self._tell_waiting)
         self.begin_reading()
         position = 0
         while new := self._after(position, timeout):
@@ -200,12 +185,40 @@ class Generation(Pending[tuple[Output, ...]]):
     def _after(self, position: int, timeout: float | None) -> list[Delta]:
         """Wait for deltas from `position` on; empty when there will be none."""
         with self._changed:
-            self._num_waiting += 1
-            has_come = self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout)
-            self._num_waiting -= 1
-            if not has_come:
+            if not self._changed.wait_for(lambda: self._done or len(self._deltas) > position, timeout):
                 raise TimedOut(f"no text within {timeout} s")
             return self._deltas[position:]
+
+    def _tell_waiting(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Streams:
+    """Generations whose deltas come together, one of each, step after step: where they go and who is told is looked up
+    once, and the latter again when anybody has begun to read any."""
+
+    def __init__(self, generations: Iterable[Generation | None]) -> None:
+        """None: what comes in this place is for nobody."""
+        self._generations = tuple(generations)
+        self._appends = [_to_nobody if one is None else one._deltas.append for one in self._generations]
+        self._tells: list[Callable[[], None]] = []
+        self._num_read = -1  # `Generation.num_read` as of those
+
+    def push(self, deltas: Iterable[Delta]) -> Iterable[Callable[[], None]]:
+        """Backend side: `Generation.push` for each of them. Gives what is to be called then, to tell whoever watches
+        them."""
+        for append, delta in zip(self._appends, deltas, strict=True):
+            append(delta)
+        num_read = Generation.num_read
+        if self._num_read != num_read:  # looked at behind the above: who begins from now on sees what is there
+            self._tells = [tell for one in self._generations if one is not None for tell in one._watchers]
+            self._num_read = num_read
+        return self._tells
+
+
+def _to_nobody(delta: Delta) -> None:
+    """For the deltas of a generation that is gone."""
 
 
 class _Caller:

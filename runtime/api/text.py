@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
+
 from niwaki.runtime.api.constraints import ToolCall
 from niwaki.runtime.api.sampling import SamplingOptions
 
@@ -42,7 +44,7 @@ class FinishReason:
     matched: str | int | None = None
 
 
-class TokenLogprob(NamedTuple):  # as `Delta`: there may be 20 for each token
+class TokenLogprob(NamedTuple):  # not a dataclass: there may be 20 for each token, and it is made in half the time
     """The log-probability of one token. `logprob` is None for the first token of a prompt."""
 
     logprob: float | None
@@ -56,7 +58,8 @@ else:
     Tops = tuple[tuple[TokenLogprob, ...], ...]  # as msgpack has it: it would make a list of a Sequence
 
 
-class Delta(NamedTuple):  # not a dataclass: it is made for each token of each request, in half the time
+# Not a dataclass: it is made for each token of each request. Nor a tuple, which Python's collections look through.
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A piece of generated text as it arrives. The texts of all deltas add up to the final text."""
 
     text: str

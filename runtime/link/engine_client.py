@@ -31,6 +31,7 @@ from niwaki.runtime.api import (
     Score,
     Segment,
 )
+from niwaki.runtime.api.pending import Streams
 from niwaki.runtime.api.script import Script
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.host.branch_tokens import BranchTokens, open_branch, own_branch
@@ -40,6 +41,7 @@ from niwaki.runtime.link.frames import Message, Order, Rare, ScriptReport
 from niwaki.runtime.link.lanes import Lanes, RunningScript
 from niwaki.runtime.link.link import READER
 from niwaki.runtime.link.silence import Silence
+from niwaki.runtime.link.step_streams import StepStreams
 from niwaki.runtime.options.limits import Limits, TokenIds
 
 # Without a beat for so long the engine hangs or is stopped: beats come twice a second, from a thread of their own.
@@ -107,7 +109,8 @@ class EngineClient(Templates):
         self._info: BackendInfo | None = None
         self._limits = Limits(0, 0, 0)
         self._asked: dict[int, _Asked] = {}
-        self._generations: dict[int, Generation] = {}  # of those: looked up for each of their tokens
+        self._generations: dict[int, Generation] = {}  # of those that are asked for
+        self._step = StepStreams()  # of those
         self._numbers = itertools.count(first_number)
         self._usage: Mapping[str, float] = {}
         self._silence = Silence()
@@ -132,18 +135,23 @@ class EngineClient(Templates):
         with self._lock:
             self._link = None
             lost, self._asked, self._generations = tuple(self._asked.values()), {}, {}
+            self._step.forget()
         for one in lost:
             _fail(one, reason)
 
     def receive(self, reports: Sequence[Message]) -> None:
         """What the engine says, in order. Called where the link is read."""
+        if len(reports) == 1 and isinstance(reports[0], frames.Pieces) and wake.loop_here() is not None:
+            # Most steps: nobody has to be woken there, and the code below took 5 to 20 us more out of cold caches.
+            self._step.hand_out(reports[0], self._generations)
+            return
         rest: list[Rare] = []
         with wake.together:
             for report in reports:
-                if isinstance(report, frames.Pieces):  # one for each step: the rest is rare
-                    wake.tell_all(Generation.push_each(self._generations, report.ids, report.deltas))
+                if isinstance(report, frames.Pieces):
+                    self._step.hand_out(report, self._generations)
                 elif isinstance(report, frames.Piece):
-                    wake.tell_all(Generation.push_each(self._generations, (report.id,), (report.delta,)))
+                    wake.tell_all(Streams((self._generations.get(report.id),)).push((report.delta,)))
                 else:
                     rest.append(report)
             for report in rest:  # behind them: who reads a stream is told before whole answers are written
@@ -208,7 +216,8 @@ class EngineClient(Templates):
     def _take(self, request_id: int) -> _Asked | None:
         with self._lock:
             asked = self._asked.pop(request_id, None)
-            self._generations.pop(request_id, None)
+            if self._generations.pop(request_id, None) is not None:
+                self._step.forget()
         if asked is not None and asked.branch is not None:
             asked.branch.running.discard(request_id)
         return asked

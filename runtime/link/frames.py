@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
@@ -137,11 +138,19 @@ class Piece(msgspec.Struct, tag=21, array_like=True, frozen=True, gc=False):
     delta: Delta
 
 
-class Pieces(msgspec.Struct, tag=34, array_like=True, frozen=True):
-    """Of a step: `deltas[i]` is a piece of `ids[i]`."""
+class Pieces(msgspec.Struct, tag=34, array_like=True, frozen=True, gc=False):
+    """Of a step: `deltas[i]` is a piece of the i-th of `ids`, which are int64 numbers as bytes: one comparison tells
+    that they are those of the step before, as they mostly are."""
 
-    ids: list[int]
+    ids: bytes
     deltas: list[Delta]
+
+    @staticmethod
+    def of(numbers: Sequence[int], deltas: list[Delta]) -> Pieces:
+        return Pieces(array("q", numbers).tobytes(), deltas)
+
+    def numbers(self) -> Sequence[int]:
+        return array("q", self.ids)
 
 
 Tops = tuple[int, int, bytes, bytes]  # of the output in that place: how many of each token, and `likeliest.Packed`
@@ -306,7 +315,7 @@ def gathered(reports: Sequence[Report]) -> Sequence[Message]:
     if len(pieces) < 2:
         return reports
     rest = [] if len(pieces) == len(reports) else [report for report in reports if not isinstance(report, Piece)]
-    return [Pieces([piece.id for piece in pieces], [piece.delta for piece in pieces]), *rest]
+    return [Pieces.of([piece.id for piece in pieces], [piece.delta for piece in pieces]), *rest]
 
 
 def failed(request_id: int, error: BaseException) -> Failed:

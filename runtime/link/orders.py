@@ -162,7 +162,7 @@ class Orders:
 
     def _tell_piece(self, id: int, delta: Delta) -> None:
         if delta.top_logprobs:  # msgpack has no type for those that are packed
-            delta = delta._replace(top_logprobs=tuple(delta.top_logprobs))
+            delta = replace(delta, top_logprobs=tuple(delta.top_logprobs))
         self._outlet.post(frames.Piece(id, delta), flush=False)
 
     def _weigh(self, order: frames.Weigh) -> None:

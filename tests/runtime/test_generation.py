@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from niwaki.runtime.api import Cancelled, Delta, Generation, TimedOut
+from niwaki.runtime.api.pending import Streams
 
 DELTAS = [Delta(str(number), (number,)) for number in range(1000)]
 
@@ -124,3 +125,40 @@ def test_deltas_end_with_what_the_generation_failed_with() -> None:
     assert list(itertools.islice(deltas, 1)) == DELTAS[:1]
     with pytest.raises(Cancelled):
         next(deltas)
+
+
+def test_streams_go_on_to_whom_they_went_and_tell_who_began_to_read_since() -> None:
+    first, second = Generation(), Generation()
+    told: list[str] = []
+    heard: list[Delta] = []
+    first.watch(lambda: told.append("first"))
+    streams = Streams((first, None, second))
+
+    def push(*texts: str) -> list[str]:
+        told.clear()
+        for tell in streams.push(map(Delta, texts)):
+            tell()
+        return told
+
+    assert push("a", "nobody's", "b") == ["first"]
+    second.watch(lambda: told.append("second"))
+    assert push("c", "nobody's", "d") == ["first", "second"]
+    first.add_delta_callback(heard.append)
+    second.succeed(())
+    assert push("e", "nobody's", "f") == ["first"]
+    assert heard == [Delta("a"), Delta("c"), Delta("e")]
+    assert [one.deltas_from(1) for one in (first, second)] == [heard[1:], [Delta("d"), Delta("f")]]
+
+
+def test_who_begins_to_read_just_before_a_stream_goes_on_is_told() -> None:
+    generation = Generation()
+    streams = Streams((generation,))
+    told: list[None] = []
+
+    def deltas() -> Iterator[Delta]:
+        generation.watch(lambda: told.append(None))  # as another thread may, just before
+        yield DELTAS[0]
+
+    for tell in streams.push(deltas()):
+        tell()
+    assert len(told) == 1

@@ -241,7 +241,7 @@ def test_a_report_that_cannot_be_written_takes_no_other_along_and_is_told_as_a_f
     assert come.acquire(timeout=60)
     reason = GenerationError.__name__, "UnicodeEncodeError in the engine process"
     assert told == [
-        frames.Pieces([1, 3], [Delta("a"), Delta("b")]),
+        frames.Pieces.of([1, 3], [Delta("a"), Delta("b")]),
         frames.Failed(2, *reason),
         frames.CallFailed(4, 7, *reason),
         frames.Flushed(5, is_done=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import Delta, Generation, Regex, SamplingParams
+from niwaki.runtime.api import Delta, EngineStopped, Generation, Regex, SamplingParams
 from niwaki.runtime.api.likeliest import Likeliest
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.link import frames
@@ -199,6 +200,35 @@ def test_the_pieces_of_a_step_travel_as_one_message_and_stand_in_order_before_it
     ]
     assert all(generation.is_done for generation in streams.values())
     assert not way.client._generations
+
+
+@pytest.mark.parametrize("is_on_loop", [True, False])
+def test_who_is_over_takes_no_piece_of_a_step_that_names_the_same_as_the_last(way: Way, is_on_loop: bool) -> None:
+    streams = {number: Generation() for number in (1000, 1001)}
+    way.client._asked |= {number: _Asked(generation) for number, generation in streams.items()}
+    way.client._generations |= streams
+    told: list[int] = []
+
+    async def receive(*reports: frames.Message) -> None:
+        way.client.receive(reports)
+
+    def say(*reports: frames.Message) -> None:
+        if is_on_loop:
+            asyncio.run(receive(*reports))
+        else:
+            way.client.receive(reports)
+
+    streams[1001].watch(lambda: told.append(1001))
+    say(frames.Pieces.of([1000, 1001], [Delta("a"), Delta("b")]))
+    streams[1000].watch(lambda: told.append(1000))
+    say(frames.Pieces.of([1000, 1001], [Delta("c"), Delta("d")]))
+    assert told == [1001, 1000, 1000, 1001], "the first of 1000 as there was something"
+    say(frames.Failed(1000, "RequestError", "no"))
+    say(frames.Pieces.of([1000, 1001], [Delta("e"), Delta("f")]))
+    way.client.disconnect(EngineStopped("gone"))
+    say(frames.Pieces.of([1000, 1001], [Delta("g"), Delta("h")]))
+    assert ["".join(delta.text for delta in one.deltas_from(0)) for one in streams.values()] == ["ac", "bdf"]
+    assert told[4:] == [1001]
 
 
 @pytest.mark.parametrize("reports", [[], [frames.Piece(1, Delta("a"))], [frames.Flushed(2, True)]])
