@@ -60,13 +60,13 @@ def gen(
 
     - `max_tokens`, or `max_new_tokens`, is the budget. `stop` ends the text before one of its strings, `stop_regex`
       with its first match.
-    - At most one constraint says what the text may be: `dtype`, whose value is of that type; `regex`, of which a list
-      must match as a whole; `choices`, which is `select`; `json_schema` (a dict, its text, or a type), whose value is
-      text; `grammar` (Lark, or EBNF with `::=`). A `dtype` of a few values (a Literal, an Enum, a bool) is chosen as a
-      whole by `exact`, or drawn if the temperature is above 0.
+    - At most one constraint says what the text may be: `dtype`, whose value is of that type; `regex` (from a list of
+      them, the text matches all); `choices`, which is `select`; `json_schema` (a dict, its text, or a type), with text
+      as its value; `grammar` (Lark, or EBNF with `::=`). A `dtype` of a few values (a Literal, an Enum, a bool) is
+      chosen as a whole by `exact`, or drawn if the temperature is above 0.
     - `json_spacing` says where blanks are in the JSON of a `dtype` or `json_schema`: "compact" (nowhere; the default),
       "spaced" (as `json.dumps`) or "free".
-    - With `n` above 1 the value is a list of n texts, and the state's text continues with the first.
+    - With `n` above 1 the value is a list of n values, and the state's text continues with the first.
     - With `tools` (Python functions, or dicts with name, description and parameters) the value is a `Call`, or a list
       of them with `parallel_tool_calls`; if the model calls none, it is what it would be without tools. `tool_choice`
       is "auto", "required", "none" or a tool.

@@ -37,10 +37,10 @@ class MetaInfo(TypedDict, total=False):
 
     Every call has `finish_reason` ({"type": "stop" | "length" | "abort", ...}), `complete` (whether the constraint, if
     any, is satisfied), `prompt_tokens`, `cached_tokens` (of these, from the cache) and `completion_tokens`. A gen has
-    `seconds`, and `samples`, a list of such mappings, if `n` is above 1. With `return_logprob` there are
-    `output_token_logprobs` and `input_token_logprobs`, lists of (log-probability, token id, text), and
-    `output_top_logprobs`, a list of them for each token. Choices have `choices`, `probabilities`, `choice_logprobs` and
-    what their method compares: the page on select has all of these.
+    `seconds`, and `samples`, a list of such mappings, if `n` is above 1. With `return_logprob` a gen has
+    `output_token_logprobs`, a list of (log-probability, token id, text); with `logprob_start_len` also
+    `input_token_logprobs`, and with `top_logprobs_num` `output_top_logprobs`, a list of such lists. Choices have
+    `choices`, `probabilities` and what their method compares: the page on select has all of these.
     """
 
     finish_reason: Required[Finish]
