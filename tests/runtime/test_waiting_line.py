@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,8 @@ from typing import cast
 import pytest
 
 from niwaki.runtime.api import SamplingParams
-from niwaki.runtime.loop import fairness, roster
+from niwaki.runtime.loop import fairness, roster, scheduler
+from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
 from niwaki.runtime.loop.roster import MAX_MATCHED_WAITING
 from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS
 from niwaki.runtime.loop.waiting_line import WaitingLine
@@ -147,3 +149,24 @@ def test_where_not_all_of_the_highest_find_room_others_take_what_is_left(tmp_pat
     for length, priority in ((9, 0), (60, 1), (9, 1)):
         host.submit(SamplingParams(max_new_tokens=2, priority=priority), length)
     assert sorted(host.core._roster.plan().admit) == [0, 2]
+
+
+def test_after_one_that_went_first_for_its_long_wait_the_next_waits_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(make_model(tmp_path / "toy"))
+    seen: list[tuple[int, int | None]] = []
+    make = scheduler.plan
+
+    def noted(waiting: Sequence[Waiting], running: Sequence[Running], room: Room, policy: scheduler.Policy) -> Plan:
+        made = make(waiting, running, room, policy)
+        seen.append((room.since_aged, made.aged))
+        return made
+
+    monkeypatch.setattr(scheduler, "plan", noted)
+    for index in range(12):  # eight may run
+        host.submit(SamplingParams(max_new_tokens=AGED_STEPS + 10 + index, temperature=0.0, ignore_eos=True), 4)
+    host.run()
+    first = next(place for place, (_, aged) in enumerate(seen) if aged is not None)
+    assert seen[first][0] >= AGED_STEPS
+    assert seen[first + 1][0] < AGED_STEPS
