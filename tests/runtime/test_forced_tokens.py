@@ -27,17 +27,19 @@ from niwaki.runtime.api import (
     Segment,
 )
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, compile_constraint
+from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary, compile_constraint
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
+from niwaki.runtime.loop.forced import forced_tokens
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.from_dict import options_from_dict
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
 from tests.oracle import OracleRunner
 from tests.toy import make_model, make_tokenizer
+from tests.toy_constraints import make_vocabulary
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECORD = {
@@ -142,6 +144,28 @@ def test_a_run_stops_where_what_follows_may_merge_with_it() -> None:
     assert texts("", '{"name":', b'"0') == ['{"', "name"]  # `":"` is one token
     assert texts("", '{"name":', b"") == ['{"', "name", '":']  # the end
     assert texts("x", "é"[:0], ANY_BYTE) == []
+
+
+def test_a_run_behind_which_the_text_could_not_end_within_its_budget_is_not_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer may take more tokens for it than the shortest ending that was kept free."""
+    _, boundaries = boundaries_of(make_tokenizer(tmp_path))
+    matcher = compile_constraint(Regex("the cat sat[0-9]+"), make_vocabulary(tmp_path / "of matchers")).matcher()
+    forced = matcher.forced_text()
+    assert forced.text
+    asked: list[int] = []
+
+    def fits(own: Matcher, remaining: int) -> bool:
+        asked.append(remaining)
+        return remaining > 30
+
+    monkeypatch.setattr(type(matcher), "fits", fits)
+    assert forced_tokens(matcher, [], 30, boundaries) == []
+    assert matcher.forced_text() == forced, "it stands where it stood"
+    run = forced_tokens(matcher, [], 60, boundaries)
+    assert asked == [30 - len(run), 60 - len(run)]
+    assert matcher.forced_text() != forced
 
 
 def test_a_character_that_is_not_whole_is_held_back() -> None:
