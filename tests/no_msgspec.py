@@ -14,8 +14,8 @@ from typing import dataclass_transform
 @dataclass_transform()
 class Struct:
     def __init_subclass__(cls, **options: bool) -> None:
-        """The options are of speed (`gc`), or forbid what nobody does (`frozen`)."""
-        if unknown := options.keys() - {"frozen", "gc", "eq"}:
+        """The options are of speed (`gc`) or of the wire (`array_like`), or forbid what nobody does (`frozen`)."""
+        if unknown := options.keys() - {"frozen", "gc", "eq", "array_like"}:
             raise TypeError(f"no stand-in for the options {sorted(unknown)} of a struct")
         dataclass(cls, eq=options.get("eq", True))
 
