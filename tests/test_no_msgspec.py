@@ -1,4 +1,4 @@
-"""A GPU's machine may lack msgspec: its checks then run with the stand-in, which knows every option of a struct there."""
+"""A GPU's machine may lack msgspec: its checks then run with the stand-in, which knows every option of a struct."""
 
 from __future__ import annotations
 
