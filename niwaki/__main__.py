@@ -26,7 +26,7 @@ try:
     from niwaki.runtime.options.config import KV_DTYPES, WEIGHTS, EngineConfig
     from niwaki.runtime.options.system import check_system
     from niwaki.runtime.pictures import tree_command
-    from niwaki.runtime.server.logs import configure
+    from niwaki.runtime.server.logs import configured
     from niwaki.runtime.server.options import add_options, config_of
 except KeyboardInterrupt:  # all that takes a while on a machine that is busy
     print("niwaki: interrupted", file=sys.stderr)
@@ -242,13 +242,13 @@ def serve(arguments: argparse.Namespace) -> int:
         config = config_of(arguments)
         if arguments.model is not None:
             check_folder(arguments.model)  # the engine does so, too, but loads torch first
-        configure(arguments.log_level, arguments.log_format)
         options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS}
-        programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
-        with bound(config) as (config, listeners), hosted(config, arguments.model, options) as engine:
-            from niwaki.runtime.server.serve import serve as serve_until_stopped  # while the engine loaded
+        with configured(arguments.log_level, arguments.log_format):
+            programs = [Endpoint(load_program(*program_target(target))) for target in arguments.program]
+            with bound(config) as (config, listeners), hosted(config, arguments.model, options) as engine:
+                from niwaki.runtime.server.serve import serve as serve_until_stopped  # while the engine loaded
 
-            serve_until_stopped(config, listeners, engine, programs)
+                serve_until_stopped(config, listeners, engine, programs)
     except ModuleNotFoundError as error:
         if error.name not in SERVER_PACKAGES:
             raise

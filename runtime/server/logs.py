@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
@@ -19,16 +21,24 @@ access_log = logging.getLogger("niwaki.access")
 FIELDS = ("method", "path", "status", "seconds", "client")  # what an access line holds beside its text
 
 
-def configure(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send what niwaki logs to `stream` (stderr). For the command line: a library leaves logging to its user."""
+@contextmanager
+def configured(level: str, form: str, stream: TextIO | None = None) -> Iterator[None]:
+    """What niwaki logs inside goes to `stream` (stderr as it is now). For the command line: a library leaves logging to
+    its user, who finds it behind the block as it was, not with a stream that is closed since."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_with_request_id)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(request_id)s %(message)s")
     handler.setFormatter(_JsonFormatter() if form == "json" else text)
     logger = logging.getLogger("niwaki")
+    before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
 
 
 def _with_request_id(record: logging.LogRecord) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -127,17 +126,11 @@ def test_a_key_that_is_not_the_certificates_is_told_by_its_option_and_file(tmp_p
 
 def test_logs_are_json_lines_under_the_id_of_their_request(client: httpx2.Client) -> None:
     written = io.StringIO()
-    logger = logging.getLogger("niwaki")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    try:
-        logs.configure("info", "json", written)
+    with logs.configured("info", "json", written):
         client.post("/v1/completions", json={"prompt": "canary", "max_tokens": 1}, headers={"x-request-id": "mine-7"})
         client.get("/nowhere?prompt=canary", headers={"x-request-id": "mine-8"})
         # A line is written when the server, too, is done.
         wait_until(lambda: all(name in written.getvalue() for name in ("mine-7", "mine-8")))
-    finally:
-        logger.handlers[:], logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     told = {line["request_id"]: line for line in lines if line["logger"] == "niwaki.access"}
     assert (told["mine-7"]["path"], told["mine-7"]["status"]) == ("/v1/completions", 200)

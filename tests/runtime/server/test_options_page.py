@@ -172,7 +172,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("niwaki.__main__.check_folder", lambda path: None)
     monkeypatch.setattr("niwaki.runtime.server.hosted.hosted", stop)
     monkeypatch.setattr("niwaki.runtime.server.listen.bound", lambda config: nullcontext((config, [])))
-    monkeypatch.setattr("niwaki.__main__.configure", lambda *how: found.update(logs=how))
+    monkeypatch.setattr("niwaki.__main__.configured", lambda *how: nullcontext(found.update(logs=how)))
     assert main(["serve", *words]) == 1
     limits = KeyLimits(3, 5, 2)
     first, second = digest_of("a-good-key"), digest_of("another-good-key")

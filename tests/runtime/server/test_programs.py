@@ -475,10 +475,13 @@ def test_what_cannot_be_served_is_refused_before_anything_runs() -> None:
 def test_the_command_line_names_a_program_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     from niwaki.__main__ import main
 
+    logger = logging.getLogger("niwaki")
+    before = logger.handlers[:], logger.level, logger.propagate
     assert main(["serve", "--port", "0", "--program", f"{ROOT}/examples/extract.py:nothing"]) == 1
     assert "nothing is not defined" in capsys.readouterr().err
     assert main(["serve", "--port", "0", "--program", "extract"]) == 1
     assert "is not FILE.py:FUNCTION" in capsys.readouterr().err
+    assert (logger.handlers, logger.level, logger.propagate) == before, "this stderr is closed behind the test"
 
 
 @pytest.mark.parametrize("path", ["total", "total?stream=true", "total/batch", "total/batch?stream=true"])
