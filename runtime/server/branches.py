@@ -11,8 +11,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ from niwaki.runtime.server.answers import (
     ScoresAnswer,
     UsageCounters,
 )
+from niwaki.runtime.server.beginning import Beginning
 from niwaki.runtime.server.branch_shapes import (
     AppendBody,
     GenerateBody,
@@ -48,7 +49,7 @@ from niwaki.runtime.server.branch_shapes import (
     score_json,
     segments_of,
 )
-from niwaki.runtime.server.errors import ApiError, as_api_error, overloaded
+from niwaki.runtime.server.errors import ApiError, ServerEnds, as_api_error, overloaded
 from niwaki.runtime.server.feed import Ended, Failed, Feed, Piece
 from niwaki.runtime.server.programs import Engine
 from niwaki.runtime.server.rates import tokens_of
@@ -139,6 +140,19 @@ class Branches:
         held.is_busy = False
         held.feed = None
         held.used_at = time.monotonic()
+
+    @contextmanager
+    def given_back(self, held: HeldBranch) -> Iterator[None]:
+        """Behind the block; not where the server ends, when nobody takes it any more and a thread may still be at work
+        on it."""
+        try:
+            yield
+        except ServerEnds:
+            raise
+        except BaseException:
+            self.give_back(held)
+            raise
+        self.give_back(held)
 
     def close(self, branch_id: str, key: bytes) -> None:
         self._close(branch_id, self.find(branch_id, key))
@@ -267,7 +281,8 @@ def branches_router(branches: Branches) -> APIRouter:
                 1, start, compiles=params.compiles, streams=service.must_stream(body.streams)
             )
         except BaseException as error:
-            branches.give_back(held)
+            if not isinstance(error, ServerEnds):  # as in `given_back`
+                branches.give_back(held)
             if isinstance(error, Exception):
                 raise as_api_error(error, param="delta", constraint="params.constraint") from error
             raise
@@ -301,17 +316,15 @@ def branches_router(branches: Branches) -> APIRouter:
             delta, options = segments_of(body.delta), {"heal": body.heal, "unconditional": body.unconditional}
             waiting.add(backend.score(held.branch, delta, body.continuations, **options))
 
-        try:
+        with branches.given_back(held):
             waiting = _Waiting(size_of_rows(len(body.continuations), unconditional=body.unconditional))
             service.admit(waiting.size)
             service.enter(waiting)
             try:
-                await _apart(service, start)
+                await waiting.begun(_apart(service, start))
                 scores = await unless_gone(request.receive, waiting.result())
             finally:
                 service.finish(waiting)
-        finally:
-            branches.give_back(held)
         return json_response({"scores": [score_json(one) for one in scores]})
 
     return router
@@ -324,6 +337,7 @@ class _Waiting:
         self.size = size
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
+        self._beginning = Beginning()
         self._reason: EngineStopped | None = None
         self._lock = threading.Lock()  # the two below
         self._pending: Pending[tuple[Score, ...]] | None = None
@@ -348,6 +362,10 @@ class _Waiting:
     def _tell(self) -> None:
         wake(self._loop, self._done.set)
 
+    async def begun(self, beginning: Awaitable[None]) -> None:
+        """Wait for `beginning`, which calls `add`. Raises what it raises, or what `interrupt` was given meanwhile."""
+        await self._beginning.wait(beginning)
+
     async def result(self) -> tuple[Score, ...]:
         await self._done.wait()
         if self._reason is not None:
@@ -359,6 +377,7 @@ class _Waiting:
         self._reason = reason
         self.close()
         self._done.set()
+        self._beginning.leave(reason)
 
     def close(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ import msgspec
 
 from niwaki.runtime.api import Cancelled, Delta, EngineStopped, Generation, Output
 from niwaki.runtime.link.wake import wake
+from niwaki.runtime.server.beginning import Beginning
 from niwaki.runtime.server.metrics import Metrics
 
 
@@ -69,9 +70,7 @@ class Feed:
         self._num_taken = [0] * size  # of each generation's pieces
         self._over: set[int] = set()  # of which nothing more is told
         self._is_told = False  # since the reader last looked: one wake-up serves all events until then
-        self._beginning: asyncio.Future[None] | None = None  # adds them; used on the loop only, as are the next two
-        self._is_left = False  # nobody waits for that any more
-        self._reason: EngineStopped | None = None  # of an interruption
+        self._beginning = Beginning()  # adds them
         self._lock = threading.Lock()  # the three fields below, and the two above that `listen` changes
         self._generations: list[Generation] = []
         self._aborted: set[int] = set()
@@ -127,23 +126,7 @@ class Feed:
 
         Raises: what it failed with, or what `interrupt` was given before it was done.
         """
-        self._beginning = beginning
-        try:
-            await beginning
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._is_left or (task is not None and task.cancelling()):
-                raise
-        finally:
-            self._beginning = None
-        if self._reason is not None:
-            raise self._reason
-
-    def _leave_beginning(self) -> None:
-        """What is tokenized or compiled for them goes on, if it has begun: what it adds is cancelled then."""
-        self._is_left = True
-        if self._beginning is not None:
-            self._beginning.cancel()
+        await self._beginning.wait(beginning)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         """All events, those that arrived together at once; ends when every generation has ended or one has failed."""
@@ -241,10 +224,9 @@ class Feed:
 
     def interrupt(self, reason: EngineStopped) -> None:
         """Tell the reader that the server ends, and stop the work."""
-        self._reason = reason
         self._put(Failed(min(set(range(self.size)) - self._over, default=0), reason))
         self._cancel()
-        self._leave_beginning()
+        self._beginning.leave(reason)
 
     def abort(self, places: Iterable[int]) -> None:
         """Tell the reader that there will be no more of some generations, and stop them; one that is not there yet when
@@ -255,7 +237,7 @@ class Feed:
         self._put(Aborted(told))
         self._cancel(told)
         if len(self._aborted) == self.size:
-            self._leave_beginning()
+            self._beginning.leave()
 
     def close(self) -> None:
         """Stop what still runs. Calling it twice is allowed."""

@@ -34,6 +34,7 @@ from niwaki.runtime.link.frames import (
 from niwaki.runtime.link.lanes import Lanes, RunningScript
 from niwaki.runtime.link.wake import wake
 from niwaki.runtime.server.access import key_of, service_of
+from niwaki.runtime.server.beginning import Beginning
 from niwaki.runtime.server.branch_shapes import ParamsBody, output_json, score_json
 from niwaki.runtime.server.branches import Branches
 from niwaki.runtime.server.errors import ApiError, as_api_error
@@ -124,8 +125,7 @@ class Running:
         self.has_ended = False
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self._beginning: asyncio.Future[None] | None = None  # used on the loop only, as is the next one
-        self._reason: EngineStopped | None = None  # of an interruption
+        self._beginning = Beginning()
         self._lock = threading.Lock()  # the fields below
         self._news: list[News] = []
         self._there: RunningScript | None = None
@@ -149,17 +149,7 @@ class Running:
     async def begun(self, beginning: Awaitable[None]) -> None:
         """Wait for `beginning`, which calls `start`. Raises what it raises, or what `interrupt` was given meanwhile:
         then it goes on by itself, as what compiles does, and what it has started is cancelled."""
-        self._beginning = asyncio.ensure_future(beginning)
-        try:
-            await self._beginning
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._reason is None or (task is not None and task.cancelling()):
-                raise
-        finally:
-            self._beginning = None
-        if self._reason is not None:
-            raise self._reason
+        await self._beginning.wait(beginning)
 
     async def news(self) -> AsyncIterator[News]:
         """In order, up to the end."""
@@ -180,11 +170,9 @@ class Running:
         return self._there.take(lane)
 
     def interrupt(self, reason: EngineStopped) -> None:
-        self._reason = reason
         self._tell(as_api_error(reason).body())
         self.close()
-        if self._beginning is not None:
-            self._beginning.cancel()
+        self._beginning.leave(reason)
 
     def close(self) -> None:
         """Stop what still runs, and close what nobody took over. Calling it twice is allowed."""
