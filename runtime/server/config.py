@@ -42,6 +42,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may ask, `*` for all; empty: none but its own
     tls_cert: Path | None = None  # PEM; with it the server speaks HTTPS
     tls_key: Path | None = None  # PEM; None: `tls_cert` has the key, too
+    incremental_streaming_output: bool = False  # each piece of a /generate stream has only what is new, not all so far
     otlp_endpoint: str | None = None  # where OpenTelemetry traces go; None: none are made
     in_process: bool = False  # run the engine in a thread of this process, not in a process of its own
     replicas: ReplicaConfig | None = None  # engines on Ray Serve instead of one process

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -28,7 +28,7 @@ from niwaki.runtime.api import (
     Spacing,
 )
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.results import Triple, result_of, triples
+from niwaki.runtime.requests.results import Result, Triple, result_of, triples
 from niwaki.runtime.server.access import key_of, service_of
 from niwaki.runtime.server.answers import (
     GenerateAnswers,
@@ -65,6 +65,8 @@ from niwaki.runtime.server.wire import (
 )
 
 router = APIRouter()
+
+OF_EACH_TOKEN = ("output_token_logprobs", "output_top_logprobs")  # of `meta_info`
 
 Value = TypeVar("Value")
 
@@ -265,7 +267,8 @@ async def generate(request: Request) -> Response:
     prompts = prompts_of(body.given)
     asked = body.asked(len(prompts))
     size = sum(one.size for one in asked)
-    writer = _Writer(body, asked, is_batch(body.given) or size > 1)
+    in_pieces = bool(body.stream) and service.config.incremental_streaming_output
+    writer = _Writer(body, asked, is_batch(body.given) or size > 1, in_pieces)
     namespace = service.namespace(key_of(request), body.cache_salt or body.extra_key)
 
     def prepare() -> Sequence[Work]:
@@ -300,10 +303,11 @@ async def generate(request: Request) -> Response:
 
 
 class _Writer:
-    """Writes the results of one /generate request."""
+    """Writes the results of one /generate request, whole each time or, `in_pieces`, what was not told yet."""
 
-    def __init__(self, body: GenerateRequest, asked: Sequence[Asked], is_list: bool) -> None:
+    def __init__(self, body: GenerateRequest, asked: Sequence[Asked], is_list: bool, in_pieces: bool) -> None:
         self.is_list = is_list
+        self._in_pieces = in_pieces
         self.works: list[Work] = []
         self.named: list[tuple[str, range]] = []  # what may be aborted by its name, in sequences
         self._with_texts = bool(body.return_text_in_logprobs)
@@ -318,8 +322,9 @@ class _Writer:
         self._ids: defaultdict[int, list[int]] = defaultdict(list)
         self._logprobs: defaultdict[int, list[Triple]] = defaultdict(list)
         self._tops: defaultdict[int, list[list[Triple]]] = defaultdict(list)
+        self._num_told: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))  # characters and tokens
 
-    def result(self, index: int, output: Output) -> Json:
+    def result(self, index: int, output: Output) -> Result:
         work = self.works[index]
         result = result_of(
             output,
@@ -329,13 +334,13 @@ class _Writer:
             with_texts=self._with_texts,
         )
         result["meta_info"]["id"] = self._ids_told[index]
-        return {**result}
+        return result
 
-    def partial(self, index: int, finish_reason: Json | None = None) -> Json:
+    def partial(self, index: int, finish_reason: Json | None = None) -> Result:
         """What has come so far; with a reason, that is all. A prompt's log-probabilities are known at the end, and
         nothing of one that was aborted before it was tokenized."""
         work = self.works[index] if index < len(self.works) else None
-        meta: Json = {
+        meta: dict[str, Any] = {
             "id": self._ids_told[index],
             "finish_reason": finish_reason,
             "prompt_tokens": 0 if work is None else len(work.ids),
@@ -349,7 +354,7 @@ class _Writer:
 
     def take(self, events: Sequence[Event]) -> dict[int, Json]:
         """The latest result of every sequence that the events tell of. Raises what one of them failed with."""
-        latest: dict[int, Json] = {}
+        latest: dict[int, Result] = {}
         for one in events:
             match one:
                 case Piece(index, delta):
@@ -362,7 +367,16 @@ class _Writer:
                         latest[index] = self.partial(index, {"type": "abort", "message": "aborted"})
                 case Failed(_, error):
                     raise error
-        return latest
+        return {index: self._to_tell(index, result) for index, result in latest.items()}
+
+    def _to_tell(self, index: int, result: Result) -> Json:
+        text, ids, meta = result["text"], result["output_ids"], result["meta_info"]
+        if self._in_pieces:
+            char, token = self._num_told[index]
+            self._num_told[index] = len(text), len(ids)
+            text, ids = text[char:], ids[token:]
+            meta |= {name: meta[name][token:] for name in OF_EACH_TOKEN if name in meta}
+        return {"text": text, "output_ids": ids, "meta_info": meta}
 
     def _add(self, index: int, delta: Delta) -> None:
         self._texts[index] += delta.text

@@ -63,6 +63,32 @@ def test_the_text_of_a_stream_grows_to_the_whole(client: httpx2.Client) -> None:
     assert parts[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
 
 
+def test_a_stream_in_pieces_adds_up_to_what_grows_without(engine: Engine) -> None:
+    greedy = GREEDY | {"max_new_tokens": 24, "ignore_eos": True}
+    body: dict[str, object] = {"text": ["the cat", "the dog"], "sampling_params": [greedy, greedy | {"n": 2}]}
+    body |= {"return_logprob": True, "top_logprobs_num": 1, "stream": True}
+    config = ServerConfig(port=0, incremental_streaming_output=True)
+    with serving(engine, config) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        whole = client.post("/generate", json=body | {"stream": False}).json()
+        with held(engine) as release, client.stream("POST", "/generate", json=body) as answer:
+            lines = []
+            for line in answer.iter_lines():
+                release()  # not before a piece was told: all would come as one
+                lines.append(line)
+    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    for index, one in enumerate(whole):
+        own = [part for part in parts if part["index"] == index]
+        assert len(own) > 1
+        assert "".join(part["text"] for part in own) == one["text"]
+        assert [token for part in own for token in part["output_ids"]] == one["output_ids"]
+        assert [part["meta_info"]["completion_tokens"] for part in own] == list(
+            itertools.accumulate(len(part["output_ids"]) for part in own)
+        )
+        for name in ("output_token_logprobs", "output_top_logprobs"):
+            assert [told for part in own for told in part["meta_info"][name]] == one["meta_info"][name]
+        assert own[-1]["meta_info"]["finish_reason"] == one["meta_info"]["finish_reason"]
+
+
 def test_what_the_frontend_sends_for_a_select_is_understood(client: httpx2.Client, engine: Engine) -> None:
     """Choices are scored by the log-probabilities of prompts that are not continued."""
     ids = engine.tokenizer.encode([Segment("the cat sat")], at_start=True)

@@ -158,7 +158,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
         "--cors-origin": "https://our.example", "--max-queued": "17", "--drain-seconds": "1.5", "--max-restarts": "1",
         "--replicas": "2-3", "--replica-requests": "4", "--replica-cpus": "0.5", "--replica-gpus": "0.25",
         "--ray-address": "auto", "--sessions": "sqlite:///here.db", "--session-seconds": "60", "--log-level": "info",
-        "--log-format": "json", "--otlp-endpoint": "http://collector:4318/v1/traces",
+        "--incremental-streaming-output": None, "--log-format": "json", "--otlp-endpoint": "http://collector:4318/v1/traces",
     }  # fmt: skip
     apart = {"--program", "--in-process"}  # a file of its own; not with replicas
     assert said.keys() | apart == {row.split("`")[1].split()[0] for row in table().splitlines()[2:]}
@@ -183,7 +183,7 @@ def test_every_option_of_the_command_line_is_taken(tmp_path: Path, monkeypatch: 
             cors_origins=("https://our.example",), tls_cert=cert, tls_key=key, max_queued=17, drain_seconds=1.5,
             metrics_port=8, max_restarts=1, replicas=ReplicaConfig(2, 3, 4, cpus=0.5, gpus=0.25, address="auto"),
             sessions="sqlite:///here.db", session_seconds=60.0, otlp_endpoint="http://collector:4318/v1/traces",
-            cache_secret=kept_secret(pages), model_names=("ours",),
+            cache_secret=kept_secret(pages), model_names=("ours",), incremental_streaming_output=True,
         ),
         "model": tmp_path,
         "options": {
