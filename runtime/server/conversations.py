@@ -71,7 +71,12 @@ class Place:
 
 class Conversations:
     """Who stands where, by the id of the last turn. A place that was not used for `idle_seconds` is given up; its KV
-    goes to the tiers, from where it comes back when somebody does."""
+    goes to the tiers, from where it comes back when somebody does.
+
+    The time is kept here, not by the tree's own pins with an end (`Cache.pin`): each use prolongs it, messages and
+    token ids go with it, and KV is copied to the tiers before its pin ends, of which a pin that ends by itself tells
+    nobody.
+    """
 
     def __init__(self, backend: Engine, idle_seconds: float) -> None:
         self.backend = backend
