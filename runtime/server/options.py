@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long the cache keeps a conversation's KV for its next turn (%(default)s)",
     )
-    add("--incremental-streaming-output", action="store_true", help="stream of /generate only what is new in each piece")
+    add("--incremental-streaming-output", action="store_true", help="/generate streams only what is new")
     add("--log-level", choices=LOG_LEVELS, default="warning", help="info writes a line for each request (%(default)s)")
     add("--log-format", choices=("text", "json"), default="text", help="form of the lines on stderr (%(default)s)")
     add("--otlp-endpoint", metavar="URL", help="where OpenTelemetry traces go (niwaki[otel])")
