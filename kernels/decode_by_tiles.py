@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from niwaki.kernels.decode_by_vectors import BLOCK, LEAST, LINE, first_block
+from niwaki.kernels.decode_by_vectors import BLOCK, LINE, first_block
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
+from niwaki.kernels.pair_attention import LEAST
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.simd import (

@@ -18,10 +18,21 @@ from niwaki.kernels.checks import SCALE_BYTES
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32, store
 from niwaki.kernels.operand import Array
-from niwaki.kernels.pair_attention import HEADS, RUN, STRIP, mix_pairs, score_pairs
+from niwaki.kernels.pair_attention import HEADS, LEAST, RUN, SCORED, STRIP, mix_pairs, score_pairs, weigh_pairs
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int32s, Int64s
-from niwaki.kernels.simd import LANES, exp16, larger, largest_lane, multiply_add, splat, sum_of_lanes, zeros
+from niwaki.kernels.simd import (
+    LANES,
+    exp16,
+    larger,
+    largest_lane,
+    multiply_add,
+    quarters_apart,
+    quarters_between,
+    splat,
+    sum_of_lanes,
+    zeros,
+)
 from niwaki.kernels.simd_memory import (
     element_at,
     float_at,
@@ -33,19 +44,18 @@ from niwaki.kernels.simd_memory import (
     prefetch,
     splat_at,
     store16,
-    store_bfloat16,
     store_pair,
     sum_eight,
 )
+from niwaki.kernels.simd_stores import store_both_bfloat16
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
 BLOCK = 64  # keys between two rescalings of the running sum
 MIXED = 32  # keys mixed in registers
 AHEAD = 16  # keys between the one that is scored and the one that is asked for
 IN_PAIRS = multiplies_pairs()  # bfloat16 by pair_attention.py
-PAIRS_AHEAD = 32
+RUNS = BLOCK // RUN
 LINE = 64  # bytes that memory gives at a time
-LEAST = np.float32(-1e30)  # stands for the score of a key that is not there
 
 
 @jit()
@@ -72,10 +82,12 @@ def decode_by_vectors(
     query = np.zeros(heads * padded, np.float32)  # each head in the order of pairs, as the sums
     mixed = np.zeros(heads * padded, np.float32)  # sum of weight x value so far
     weights = np.empty(heads * BLOCK, np.float32)  # of the block at hand: scores, then their exponentials
-    halves = np.empty(heads * BLOCK, np.uint16)  # the weights as bfloat16, for pairs
+    halves = np.empty(heads * BLOCK, np.uint16)  # of pairs: the exponentials
+    in_lanes = np.zeros(heads * LANES, np.float32)  # of pairs: what they sum to, but for a block read before
     highest = np.empty(heads, np.float32)
     total = np.empty(heads, np.float32)
     at = np.zeros(2 * BLOCK, np.int64)  # where the keys of the block begin in the pool, and those of the next one
+    asks, gap = np.zeros(RUNS * kv_heads, np.int64), 0
     k = k_pool.reshape(-1)
     v = v_pool.reshape(-1)
     before = partial_mixed.reshape(-1)
@@ -103,7 +115,11 @@ def decode_by_vectors(
                     store16(query, place + LANES, multiply_add(high, by, zeros()))
                 low, high = zeros(), zeros()
                 if first_key[i] > 0 and d < whole:
-                    low, high = load_alike(before, (np.int64(token[i]) * heads + h) * head_dim + d, q)
+                    line = (np.int64(token[i]) * heads + h) * head_dim + d
+                    if in_pairs:
+                        low, high = quarters_apart(load16(before, line), load16(before, line + LANES))
+                    else:
+                        low, high = load_alike(before, line, q)
                 store16(mixed, place, low)
                 store16(mixed, place + LANES, high)
             if first_key[i] > 0:
@@ -112,6 +128,7 @@ def decode_by_vectors(
             # Weights that sum to e^lse, seen from e^lse, sum to 1.
             highest[h] = partial_lse[token[i], h] if first_key[i] > 0 else LEAST
             total[h] = np.float32(1.0) if first_key[i] > 0 else np.float32(0.0)
+            store16(in_lanes, h * LANES, splat(total[h] / np.float32(LANES)))
         seen = int(np.int64(length[i]))
         while block < seen:
             count = end - block
@@ -127,21 +144,29 @@ def decode_by_vectors(
                     width, at
                 )  # fmt: skip
             if in_pairs:
-                asked = token[i] * q_strides[0]
+                gap = _ask_in_a_row(at, first_head, last_head, kv_heads, head_dim, asks)
                 _score_in_pairs(
-                    q, asked, q_strides[1], k, at, count, first_head, last_head, group, head_dim, kv_heads, scale,
-                    weights
+                    q, token[i] * q_strides[0], q_strides[1], k, at, asks, gap, count, first_head, last_head, group,
+                    head_dim, scale, weights
                 )  # fmt: skip
             else:
                 _score(query, k, v, at, count, first_head, last_head, group, head_dim, weights)
             if is_small:
                 _scale(weights, count, k, at, kv_heads * head_dim, first_head, last_head, group)
-            for h in range(first_head * group, last_head * group):
-                first, last = h * BLOCK, h * BLOCK + count
-                if is_capped:
-                    for j in range(first, last):  # tanh(x) = 1 - 2 / (e^2x + 1)
+            if is_capped:
+                for h in range(first_head * group, last_head * group):
+                    for j in range(h * BLOCK, h * BLOCK + count):  # tanh(x) = 1 - 2 / (e^2x + 1)
                         power = exp_f32(np.float32(2.0) * weights[j] / cap)
                         weights[j] = cap - np.float32(2.0) * cap / (power + np.float32(1.0))
+            if in_pairs:
+                weigh_pairs(
+                    weights, halves, count, first_head * group, last_head * group, BLOCK, highest, in_lanes, mixed,
+                    padded
+                )  # fmt: skip
+                _mix_in_pairs(halves, count, v, at, asks, gap, first_head, last_head, group, head_dim, mixed)
+                continue
+            for h in range(first_head * group, last_head * group):
+                first, last = h * BLOCK, h * BLOCK + count
                 top, sum_of_block = _exponentials(weights, first, last, highest[h])
                 shrink = exp_f32(highest[h] - top)
                 highest[h] = top
@@ -151,14 +176,13 @@ def decode_by_vectors(
                         mixed[d] *= shrink
             if is_small:
                 _scale(weights, count, v, at, kv_heads * head_dim, first_head, last_head, group)
-            if in_pairs:
-                _mix_in_pairs(weights, halves, count, v, at, first_head, last_head, group, head_dim, kv_heads, mixed)
-                continue
             for first in range(0, count, MIXED):
                 last = min(first + MIXED, count)
                 _mix(weights, first, last, v, at, first_head, last_head, group, head_dim, mixed)
         block, end = block_of_next, end_of_next
         for h in range(first_head * group, last_head * group):
+            if in_pairs:
+                total[h] = sum_of_lanes(load16(in_lanes, h * LANES))
             if sinks.shape[0]:
                 total[h] += exp_f32(sinks[h] - highest[h])
             inverse = np.float32(1.0) / total[h]
@@ -166,7 +190,11 @@ def decode_by_vectors(
             for d in range(0, whole, 2 * LANES):
                 low = multiply_add(load16(mixed, h * padded + d), splat(inverse), zeros())
                 high = multiply_add(load16(mixed, h * padded + d + LANES), splat(inverse), zeros())
-                store_pair(out, target + d, low, high)
+                if in_pairs:
+                    low, high = quarters_between(low, high)
+                    store_both_bfloat16(out, target + d, low, high)
+                else:
+                    store_pair(out, target + d, low, high)
             for d in range(whole, head_dim):
                 place = h * padded + place_in_pair(d, is_half)
                 out[token[i], h, d] = store(mixed[place] * inverse, q[0, 0, 0])
@@ -182,16 +210,8 @@ def first_block(i: int, length: Int32s, first_key: Int32s, window: int, chunk: i
 
 
 @jit()
-def _ahead(j: int, count: int, keys: int) -> int:
-    """Where in `at` the key stands that comes so many `keys` behind key j of a block of `count`."""
-    whole = (count + RUN - 1) // RUN * RUN
-    place = j + keys
-    return place if place < whole else min(place - whole, BLOCK - RUN) + BLOCK
-
-
-@jit()
 def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int, width: int, at: Int64s) -> None:
-    """at[BLOCK + j] = the element of the pool where key `block` + j of the row begins, up to a multiple of RUN."""
+    """at[BLOCK + j] = the element of the pool where key `block` + j of the row begins, or the last."""
     page = block // page_size
     offset = block % page_size
     j = 0
@@ -201,7 +221,7 @@ def _place(page_table: Int32s, row: int, block: int, count: int, page_size: int,
         for key in range(j, stop):
             at[BLOCK + key] = base + (key - j) * width
         j, page, offset = stop, page + 1, 0
-    for key in range(count, (count + RUN - 1) // RUN * RUN):
+    for key in range(count, BLOCK):
         at[BLOCK + key] = at[BLOCK + count - 1]
 
 
@@ -263,51 +283,48 @@ def _score(
 
 @jit()
 def _score_in_pairs(
-    q: Array, asked: int, step: int, k: Array, at: Int64s, count: int, first_head: int, last_head: int, group: int,
-    head_dim: int, kv_heads: int, scale: float, weights: Float32s,
+    q: Array, asked: int, step: int, k: Array, at: Int64s, asks: Int64s, gap: int, count: int, first_head: int,
+    last_head: int, group: int, head_dim: int, scale: float, weights: Float32s,
 ) -> None:  # fmt: skip
     """The same, up to a multiple of RUN keys, of the query from q[asked] on, whose heads are `step` elements apart."""
-    begin, to_next, gap = _ways(first_head, last_head, kv_heads, head_dim)
-    for j in range(0, count, RUN):
-        later = element_at(at, _ahead(j, count, PAIRS_AHEAD)) + begin
-        for head in range(first_head, last_head):
-            for h in range(head * group, (head + 1) * group, HEADS):
-                score_pairs(
-                    k, head * head_dim, k, later, gap, at, j, q, asked + h * step, step, head_dim // STRIP, weights,
-                    h * BLOCK + j, BLOCK, scale, min(HEADS, (head + 1) * group - h)
-                )  # fmt: skip
-            later += to_next
+    runs, calls = (count + RUN - 1) // RUN, (group + SCORED - 1) // SCORED
+    for head in range(first_head, last_head):
+        for call in range(calls):  # of as many heads each as can be
+            h, behind = head * group + group * call // calls, head * group + group * (call + 1) // calls
+            score_pairs(
+                k, head * head_dim, at, 0, asks, (head - first_head) * RUNS, gap, q, asked + h * step, step,
+                head_dim // STRIP, weights, h * BLOCK, BLOCK, scale, runs, behind - h
+            )  # fmt: skip
 
 
 @jit()
 def _mix_in_pairs(
-    weights: Float32s, halves: Array, count: int, v: Array, at: Int64s, first_head: int, last_head: int, group: int,
-    head_dim: int, kv_heads: int, mixed: Float32s,
+    halves: Array, count: int, v: Array, at: Int64s, asks: Int64s, gap: int, first_head: int, last_head: int,
+    group: int, head_dim: int, mixed: Float32s,
 ) -> None:  # fmt: skip
-    """mixed += weight x value of the block's keys, for every head of the kv heads. `halves` gets the weights."""
-    for block in range(first_head * group * BLOCK, last_head * group * BLOCK, BLOCK):
-        for j in range(block, block + count, LANES):
-            store_bfloat16(halves, j, load16(weights, j))  # behind the last key they are 0
-    begin, to_next, gap = _ways(first_head, last_head, kv_heads, head_dim)
-    for j in range(0, count, RUN):
-        pairs = (min(RUN, count - j) + 1) // 2
-        later = element_at(at, _ahead(j, count, PAIRS_AHEAD)) + begin
-        for head in range(first_head, last_head):
-            for h in range(head * group, (head + 1) * group, HEADS):
-                mix_pairs(
-                    v, head * head_dim, v, later, gap, at, j, pairs, halves, h * BLOCK + j, BLOCK, mixed, h * head_dim,
-                    head_dim, head_dim // STRIP, min(HEADS, (head + 1) * group - h)
-                )  # fmt: skip
-            later += to_next
+    """mixed += weight x value of the block's keys, for every head of the kv heads; the weights of bfloat16."""
+    for head in range(first_head, last_head):
+        for h in range(head * group, (head + 1) * group, HEADS):
+            mix_pairs(
+                v, head * head_dim, at, 0, asks, (head - first_head) * RUNS, gap, (count + 1) // 2, halves, h * BLOCK,
+                BLOCK, mixed, h * head_dim, head_dim, head_dim // STRIP, min(HEADS, (head + 1) * group - h)
+            )  # fmt: skip
 
 
-@jit(inline=True)
-def _ways(first_head: int, last_head: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """In elements: from where a key begins to what is asked of it, from there to what the next head asks for, and from
-    key to key. Of all heads a key has no gaps, and is asked for as it lies."""
-    if last_head - first_head == kv_heads:
-        return 0, RUN * head_dim, head_dim
-    return first_head * head_dim, head_dim, kv_heads * head_dim
+@jit()
+def _ask_in_a_row(at: Int64s, first_head: int, last_head: int, kv_heads: int, head_dim: int, asks: Int64s) -> int:
+    """asks[RUNS x n + r] = from where in the pool memory is asked for RUN keys of the next block, with run r of the
+    n-th of these heads. Returns how far from each other those lie.
+
+    Of all heads a key has no gaps, and memory is asked for it as it lies: with each head for some of the keys.
+    """
+    heads, n = last_head - first_head, 0
+    for run in range(0, BLOCK, RUN):
+        for part in range(heads):
+            begin = part * RUN * head_dim if heads == kv_heads else (first_head + part) * head_dim
+            asks[n] = at[BLOCK + run] + begin
+            n += 1
+    return head_dim if heads == kv_heads else kv_heads * head_dim
 
 
 @jit()

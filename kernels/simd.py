@@ -223,6 +223,33 @@ def _between(typing, a, b):
 
 
 @intrinsic
+def _quarters_apart(typing, a, b):
+    """Of the quarters of `a` and then `b`, four lanes each, the even ones and the odd ones."""
+
+    def generate(context, builder, signature, args):
+        orders = ([4 * quarter + i for quarter in range(odd, 8, 2) for i in range(4)] for odd in range(2))
+        pair = [builder.shuffle_vector(*args, ir.Constant(INTS, order)) for order in orders]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(VECTOR, 2)(a, b), generate
+
+
+@intrinsic
+def _quarters_between(typing, a, b):
+    """The other way round: of which the quarters of `a` are the even ones and those of `b` the odd ones."""
+
+    def generate(context, builder, signature, args):
+        orders = (
+            [4 * quarter + i + of for quarter in range(first, first + 2) for of in (0, LANES) for i in range(4)]
+            for first in (0, 2)
+        )
+        pair = [builder.shuffle_vector(*args, ir.Constant(INTS, order)) for order in orders]
+        return context.make_tuple(builder, signature.return_type, pair)
+
+    return types.UniTuple(VECTOR, 2)(a, b), generate
+
+
+@intrinsic
 def _as_halves(typing, x):
     """Words whose lower halves are x, rounded to bfloat16, and words whose upper halves are; the other halves are 0."""
 
@@ -370,4 +397,6 @@ exp2_roughly = cast("Callable[[Vector], Vector]", _exp2_roughly)
 swapped = cast("Callable[[Vector, int], Vector]", _swapped)
 apart = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _apart)
 between = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _between)
+quarters_apart = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _quarters_apart)
+quarters_between = cast("Callable[[Vector, Vector], tuple[Vector, Vector]]", _quarters_between)
 as_halves = cast("Callable[[Vector], tuple[Vector, Vector]]", _as_halves)

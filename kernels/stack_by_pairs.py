@@ -33,10 +33,10 @@ import math
 
 import numpy as np
 
-from niwaki.kernels.decode_by_vectors import LEAST
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
+from niwaki.kernels.pair_attention import LEAST
 from niwaki.kernels.pair_products import (
     OUTPUTS,
     add_to_half,

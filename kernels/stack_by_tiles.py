@@ -18,10 +18,10 @@ import math
 
 import numpy as np
 
-from niwaki.kernels.decode_by_vectors import LEAST
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
+from niwaki.kernels.pair_attention import LEAST
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.simd import LANES, exp2_16, larger, multiply_add, splat, zeros

@@ -106,17 +106,22 @@ def products(rows: int, dtype: torch.dtype) -> Comparison:
     )
 
 
-def decode(config: ModelConfig, dtype: torch.dtype, *, alternatives: bool = False) -> Iterator[Comparison]:
+def decode(
+    config: ModelConfig, dtype: torch.dtype, *, layers: int = 1, alternatives: bool = False
+) -> Iterator[Comparison]:
     """32 queries over 500 keys each. `copying` is the memory's: the keys and values once read and once written. The
-    alternatives are torch's, which gather the pages first or, for the record, find the keys side by side already."""
+    alternatives are torch's, which gather the pages first or, for the record, find the keys side by side already. One
+    layer's keys and values may stay in the third cache, where copying is quick; those of several in turn, as in a
+    step, come from memory."""
     rows, keys, page_size = 32, 500, 16
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     each = -(-keys // page_size)
-    pool = [torch.randn(rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(2)]
+    pools = [torch.randn(2, rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(layers)]
+    pool = pools[0]
     pages = np.random.default_rng(0).permutation(rows * each).reshape(rows, each)
     plan = plan_of([Span(keys - 1, 1, row.tolist()) for row in pages], page_size, rows * each)
     q = torch.randn(rows, heads, head_dim).to(dtype)
-    ours = [Operand.of(tensor) for tensor in (q, *pool)]
+    asked, of_layers = Operand.of(q), [[Operand.of(tensor) for tensor in both] for both in pools]
     out = Operand.of(torch.empty_like(q))
     index = torch.from_numpy(pages)
     ops = NumbaOps()
@@ -128,11 +133,16 @@ def decode(config: ModelConfig, dtype: torch.dtype, *, alternatives: bool = Fals
         torch.nn.functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)
 
     k, v = (tensor.contiguous() for tensor in gathered())
-    copies = [torch.empty_like(tensor) for tensor in (k, v)]
+    filled = [both[:, : rows * keys // page_size] for both in pools]  # as many as are read
+    copies = [torch.empty_like(both) for both in filled]
+
+    def ours() -> None:
+        for keys_of_layer, values in of_layers:
+            ops.attend(asked, keys_of_layer, values, plan, out)
 
     def copying() -> None:
-        for copy, tensor in zip(copies, (k, v), strict=True):
-            copy.copy_(tensor)
+        for copy, both in zip(copies, filled, strict=True):
+            copy.copy_(both)
 
     # Copied bytes are moved twice: 1.4 is 70 % of the bandwidth.
     others: dict[str, tuple[Callable[[], object], str]] = {"copying": (copying, ">= 1.4")}
@@ -145,8 +155,8 @@ def decode(config: ModelConfig, dtype: torch.dtype, *, alternatives: bool = Fals
     for name, (run, aim) in others.items():
         yield compare(
             "decode",
-            f"{rows} x {keys} keys, {heads} x {kv_heads} x {head_dim}, {dtype}",
-            ("paged kernel", times(8, lambda: ops.attend(ours[0], ours[1], ours[2], plan, out))),
+            f"{rows} x {keys} keys, {heads} x {kv_heads} x {head_dim}, {dtype}, layers {layers}",
+            ("paged kernel", times(8, ours)),
             (name, times(8, run)),
             aim=aim,
             clock=time.process_time,
@@ -241,6 +251,7 @@ PARTS: Mapping[str, Callable[[], list[Comparison]]] = {
     "decode": lambda: [
         *(one for dtype in DTYPES for one in decode(SMALL, dtype, alternatives=True)),
         *(one for config in {**SHAPES, **RANDOM}.values() for one in decode(config, torch.bfloat16)),
+        *(one for config in SHAPES.values() for one in decode(config, torch.bfloat16, layers=6)),
     ],
     "prefill": lambda: [
         prefill(name, config, rows) for name, config in RANDOM.items() for rows in (64, 128, 512, 2048)

@@ -155,6 +155,29 @@ def test_heads_of_a_key_that_threads_share_are_as_those_that_one_reads(group: in
     assert torch.equal(outs[0], outs[2])
 
 
+@pytest.mark.parametrize("growth", [0.25, -0.04])
+@pytest.mark.parametrize("group", [1, 3, 5])
+def test_scores_may_rise_and_fall_from_block_to_block(growth: float, group: int) -> None:
+    """In bfloat16, whose weights are seen from the highest score of a block before, as long as they stay small."""
+    kv_heads, head_dim, num_pages, dtype = 2, 64, 24, torch.bfloat16
+    plan = plan_of([(299, 1), (60, 1)], 16, num_pages)
+    keys = randn(1, num_pages, 16, kv_heads, head_dim)
+    keys[plan.page_table[0].astype(np.int64)] *= (1 + growth * torch.arange(plan.page_table.shape[1]))[
+        :, None, None, None
+    ]
+    k_pool, v_pool = Operand.of(keys.to(dtype)), Operand.of(randn(2, num_pages, 16, kv_heads, head_dim, dtype=dtype))
+    q = Operand.of(4 * randn(3, 2, kv_heads * group, head_dim, dtype=dtype))
+    out, expected = torch.empty_like(q.tensor), torch.empty_like(q.tensor)
+    NumbaOps().attend(q, k_pool, v_pool, plan, Operand.of(out))
+    TorchOps().attend(q, k_pool, v_pool, plan, Operand.of(expected))
+    assert (out.float() - expected.float()).abs().max() < 2e-2
+    k_pool.tensor[plan.page_table[0, 11], 3, 0] = torch.nan  # of the third block, and of the first head
+    NumbaOps().attend(q, k_pool, v_pool, plan, Operand.of(out))
+    assert out[0, :group].isnan().all()
+    assert not out[0, group:].isnan().any()
+    assert not out[1].isnan().any()
+
+
 def test_scores_of_a_thousand_do_not_overflow_and_nan_harms_one_query_only() -> None:
     plan = plan_of([(70, 1), (70, 1)], 16, 20)
     k_pool, v_pool = (Operand.of(randn(i, 20, 16, 1, 32)) for i in (1, 2))
