@@ -116,7 +116,7 @@ def decode(
     rows, keys, page_size = 32, 500, 16
     heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     each = -(-keys // page_size)
-    pools = [torch.randn(2, rows * each, page_size, kv_heads, head_dim).to(dtype) for _ in range(layers)]
+    pools = [as_pool(torch.randn(2, rows * each, page_size, kv_heads, head_dim).to(dtype)) for _ in range(layers)]
     pool = pools[0]
     pages = np.random.default_rng(0).permutation(rows * each).reshape(rows, each)
     plan = plan_of([Span(keys - 1, 1, row.tolist()) for row in pages], page_size, rows * each)
@@ -134,7 +134,7 @@ def decode(
 
     k, v = (tensor.contiguous() for tensor in gathered())
     filled = [both[:, : rows * keys // page_size] for both in pools]  # as many as are read
-    copies = [torch.empty_like(both) for both in filled]
+    copies = [as_pool(both) for both in filled]
 
     def ours() -> None:
         for keys_of_layer, values in of_layers:
@@ -161,6 +161,13 @@ def decode(
             aim=aim,
             clock=time.process_time,
         )
+
+
+def as_pool(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in NumPy's memory, as the engine's pool, for which NumPy asks Linux for pages of 2 MB; torch does not."""
+    size = tensor.numel() * tensor.itemsize
+    kept = torch.from_numpy(np.empty(size, np.uint8)).view(tensor.dtype).view(tensor.shape)
+    return kept.copy_(tensor)
 
 
 def prefill(name: str, config: ModelConfig, rows: int) -> Comparison:
