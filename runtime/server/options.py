@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a name of the model for clients; may be given again",
     )
     add("--host", default=DEFAULT.host, metavar="ADDRESS", help="the address to listen on (%(default)s)")
-    add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free port and prints it (%(default)s)")
+    add("--port", type=int, default=DEFAULT.port, metavar="N", help="0 takes a free one and prints it (%(default)s)")
     add("--metrics-port", type=int, metavar="N", help="another port for /metrics, /health, /ready, without a key")
     add("--tls-cert", type=Path, metavar="PEM", help="a certificate; the server then speaks HTTPS")
     add("--tls-key", type=Path, metavar="PEM", help="its key, unless the certificate's file has it")
