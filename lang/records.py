@@ -63,6 +63,11 @@ class RecordFile:
         """Raises ConfigError where the name and the options do not fit, OSError where the file cannot be read."""
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
             raise ConfigError(f"{path} is no file; the input is read more than once, so store it in one first")
+        if path.is_dir():
+            raise ConfigError(
+                f"{path} is a folder: list its files, a line each, in a .txt, and let the program read the one that it "
+                "is given, as examples/letters.py does"
+            )
         form = _FORMATS.get(path.suffix.lower())
         if form is None:
             hint = f"; jq -c '.[]' {path} makes the lines of a .jsonl of a list" * (path.suffix.lower() == ".json")
@@ -248,10 +253,11 @@ def _header(path: Path, rows: Iterator[tuple[int, list[str] | RecordError]]) -> 
 
 
 def _csv_rows(file: BinaryIO) -> Iterator[tuple[int, list[str] | RecordError]]:
-    """(number of its last line, the fields of the row)."""
+    """(number of its last line, the fields of the row). Where a quote has no end, that of its first line."""
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide; the default refuses fields above 128 KiB
     reader = csv.reader(_csv_text(file), strict=True)
     while True:
+        first_line = reader.line_num + 1
         try:
             row = next(reader)
             for value in row:
@@ -262,7 +268,12 @@ def _csv_rows(file: BinaryIO) -> Iterator[tuple[int, list[str] | RecordError]]:
         except UnicodeEncodeError:
             yield reader.line_num, RecordError("is not valid UTF-8")
         except csv.Error as error:
-            yield reader.line_num, RecordError(f"is not valid CSV: {error}")
+            if str(error) == "unexpected end of data":
+                why = "nothing closes a quote in it, so that the rest of the file is one record"
+                yield first_line, RecordError(f"is not valid CSV: {error}: {why}")
+            else:
+                begins = f" (the record begins in line {first_line})" if first_line != reader.line_num else ""
+                yield reader.line_num, RecordError(f"is not valid CSV: {error}{begins}")
 
 
 def _csv_text(file: BinaryIO) -> Iterator[str]:

@@ -85,6 +85,22 @@ def test_a_csv_quote_that_never_closes_is_an_error(tmp_path: Path) -> None:
     assert "is not valid CSV: unexpected end of data" in str(found[1])
 
 
+def test_a_csv_record_of_several_lines_that_is_wrong_names_its_first(tmp_path: Path) -> None:
+    assert read(tmp_path / "in.csv", b'a,b\n1,"2\nx" y\n3,4\n5,"6\n7,8\n9,0\n') == [
+        "line 3 of in.csv is not valid CSV: ',' expected after '\"' (the record begins in line 2)",
+        {"a": "3", "b": "4"},
+        "line 5 of in.csv is not valid CSV: unexpected end of data: nothing closes a quote in it, so that the rest of "
+        "the file is one record",
+    ]
+
+
+def test_a_folder_is_no_input_and_how_to_read_its_files_is_said(tmp_path: Path) -> None:
+    for name in ("letters", "letters.txt"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ConfigError, match=r"is a folder: list its files, a line each, in a \.txt"):
+            RecordFile.open(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(b"", "is empty"), (b"a,a\n", "each column once"), (b"\xff\n", "not valid UTF-8")]
 )
