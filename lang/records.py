@@ -65,8 +65,8 @@ class RecordFile:
             raise ConfigError(f"{path} is no file; the input is read more than once, so store it in one first")
         if path.is_dir():
             raise ConfigError(
-                f"{path} is a folder: list its files, a line each, in a .txt, and let the program read the one that it "
-                "is given, as examples/letters.py does"
+                f"{path}: unknown kind of input, a folder; list its files, a line each, in a .txt, and let the program "
+                "read the one that it is given, as examples/letters.py does"
             )
         form = _FORMATS.get(path.suffix.lower())
         if form is None:

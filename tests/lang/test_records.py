@@ -97,7 +97,7 @@ def test_a_csv_record_of_several_lines_that_is_wrong_names_its_first(tmp_path: P
 def test_a_folder_is_no_input_and_how_to_read_its_files_is_said(tmp_path: Path) -> None:
     for name in ("letters", "letters.txt"):
         (tmp_path / name).mkdir()
-        with pytest.raises(ConfigError, match=r"is a folder: list its files, a line each, in a \.txt"):
+        with pytest.raises(ConfigError, match=r"a folder; list its files, a line each, in a \.txt"):
             RecordFile.open(tmp_path / name)
 
 
