@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, Literal, Self, TypeVar
 
 from niwaki.lang.batch_places import as_one_batch
@@ -31,9 +32,13 @@ ResultT = TypeVar("ResultT")
 
 DEFAULT_CONCURRENCY = 32
 
-# How far the row being read may run ahead of the oldest unfinished one, in multiples of the concurrency. It bounds
-# memory, and the work that a kill can cost; at 1 a single slow row would idle every other thread.
-WINDOW = 4
+# Rows that are read and have not ended, in multiples of the concurrency: more than run at once, so that a caller who is
+# busy with a result keeps no thread waiting for its next row. It bounds the memory that rows take.
+READ_AHEAD: Final = 4
+# How far the row being read may run ahead of the oldest unfinished one, likewise: results that wait for an earlier one.
+# It bounds their memory, and the work that a kill can cost. One row in a hundred that takes 30 times as long as others
+# (a model that goes round in circles until its budget ends it) leaves 3 % of 32 threads idle; at 4 it would be 72 %.
+WINDOW: Final = 32
 
 FSYNC_SECONDS = 1.0
 
@@ -50,10 +55,10 @@ def run_rows(
     """Call `run_one` for every row on `num_threads` threads and yield its results in the order of the rows.
 
     A row that raises yields its exception and the others go on; with on_error="raise" the first such exception, in
-    row order, is raised instead. `rows` is read lazily, at most `WINDOW * num_threads` rows ahead of the oldest
-    unfinished one, so memory does not grow with the number of rows. When `rows` itself raises, what was read before
-    is finished and yielded first. Closing the iterator drops the rows that have not started and does not wait
-    for those that have. To an engine all rows are one program.
+    row order, is raised instead. `rows` is read lazily: at most `READ_AHEAD * num_threads` of them are unfinished, and
+    none is `WINDOW * num_threads` behind the oldest of these, so memory does not grow with the number of rows. When
+    `rows` itself raises, what was read before is finished and yielded first. Closing the iterator drops the rows that
+    have not started and does not wait for those that have. To an engine all rows are one program.
 
     Raises:
         ConfigError: num_threads is below 1, or on_error is unknown: raised at once, not at the first result. Or the
@@ -77,33 +82,52 @@ def _run_ordered(
 ) -> Iterator[ResultT | Exception]:
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="niwaki-row")
     window: deque[Future[ResultT | Exception]] = deque()
+    ended: SimpleQueue[object] = SimpleQueue()  # one entry for each row that has ended since this was last looked at
+    num_open = 0  # rows that were handed to the threads and, as far as was looked, have not ended
     source = iter(rows)
     source_error: Exception | None = None
+    is_exhausted = False
     try:
         while True:
-            try:
-                row = next(source)
-            except StopIteration:
-                break
-            except Exception as error:  # kept until the rows before it are out
-                source_error = error
-                break
-            try:
-                window.append(pool.submit(_attempt, run_one, row))
-            except RuntimeError as error:
-                if "new thread" not in str(error):  # the interpreter ends: fewer rows would not help
-                    raise
-                # A user or a container has a limit of threads.
-                raise ConfigError(f"{error}: the system allows no more of them; run fewer rows at once") from error
             # Deliver what is ready before reading on, so that a journal never lags behind the work.
-            while window and (len(window) >= WINDOW * num_threads or window[0].done()):
+            while window and window[0].done():
                 yield window.popleft().result()
-        while window:
-            yield window.popleft().result()
+            while not ended.empty():
+                ended.get()
+                num_open -= 1
+            if not is_exhausted and num_open < READ_AHEAD * num_threads and len(window) < WINDOW * num_threads:
+                try:
+                    row = next(source)
+                except StopIteration:
+                    is_exhausted = True
+                except Exception as error:  # kept until the rows before it are out
+                    source_error, is_exhausted = error, True
+                else:
+                    window.append(_submitted(pool, run_one, row, ended))
+                    num_open += 1
+            elif window:
+                ended.get()
+                num_open -= 1
+            else:
+                break
         if source_error is not None:
             raise source_error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, run_one: Callable[[RowT], ResultT], row: RowT, ended: SimpleQueue[object]
+) -> Future[ResultT | Exception]:
+    try:
+        future = pool.submit(_attempt, run_one, row)
+    except RuntimeError as error:
+        if "new thread" not in str(error):  # the interpreter ends: fewer rows would not help
+            raise
+        # A user or a container has a limit of threads.
+        raise ConfigError(f"{error}: the system allows no more of them; run fewer rows at once") from error
+    future.add_done_callback(ended.put)  # when it is done: whoever takes this out finds it so
+    return future
 
 
 def _attempt(run_one: Callable[[RowT], ResultT], row: RowT) -> ResultT | Exception:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from niwaki.lang.batch import WINDOW, Journal, JournalError, run_rows
+from niwaki.lang.batch import READ_AHEAD, WINDOW, Journal, JournalError, run_rows
 from niwaki.lang.progress import with_progress_bar
 from niwaki.runtime.api import ConfigError, ProgramError
 
@@ -111,6 +111,31 @@ def test_rows_are_read_only_a_window_ahead_of_the_oldest_unfinished_one() -> Non
     assert next(results) == 0
     assert num_read <= WINDOW * 2
     assert list(results) == list(range(1, 1000))
+
+
+def test_a_row_that_takes_long_leaves_no_thread_idle_and_reads_no_more_rows_at_once() -> None:
+    """Here 30 times as long as others, as an answer that goes round in circles until its budget ends it."""
+    others_are_done = threading.Event()
+    lock, num_ended, most_unfinished = threading.Lock(), 0, 0
+
+    def rows() -> Iterator[int]:
+        nonlocal most_unfinished
+        for row in range(400):
+            with lock:
+                most_unfinished = max(most_unfinished, row - num_ended)
+            yield row
+
+    def run_one(row: int) -> bool:
+        nonlocal num_ended
+        if row == 30 * 2:
+            others_are_done.set()
+        was_whole = row > 0 or others_are_done.wait(10)
+        with lock:
+            num_ended += 1
+        return was_whole
+
+    assert all(run_rows(run_one, rows(), num_threads=2))
+    assert most_unfinished <= READ_AHEAD * 2
 
 
 def test_an_input_that_breaks_off_raises_after_the_rows_before_it() -> None:
