@@ -330,11 +330,15 @@ class Journal:
     def _write_meta(self, *, finished: bool) -> None:
         text = json.dumps({"fingerprint": self._fingerprint, "finished": finished}, indent=2) + "\n"
         partial = self.meta_path.with_name(self.meta_path.name + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.meta_path)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.meta_path)
+        except OSError as error:
+            error.filename = error.filename or str(self.meta_path)
+            raise
         _sync_folder(self.meta_path.parent)
 
     def _replace(self, other: Journal) -> None:

@@ -11,7 +11,7 @@ from typing import Self, TextIO
 
 from niwaki.lang.export import SHORTENED
 from niwaki.lang.origin import note_of_body
-from niwaki.lang.progress import hit_rate, speed
+from niwaki.lang.progress import SECONDS_BETWEEN_READS, hit_rate, speed
 from niwaki.lang.tables import TABLE_SUFFIXES
 from niwaki.runtime.api import EngineStopped
 
@@ -19,6 +19,7 @@ Usage = Callable[[], Mapping[str, float]]  # the engine's counters
 
 PLAIN_PROGRESS_SECONDS = 5.0
 NUM_NAMED = 5  # records that a report names
+LONGEST_ERROR = 400  # characters of the first error; its row has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Tally:
                 self.first_shortened.append(number)
         if failure is not None:
             self.num_errors += 1
-            self.first_error = self.first_error or f"record {number}: {failure.type}: {failure.message}"
+            self.first_error = self.first_error or f"record {number}: {failure.type}: {_shown(failure.message)}"
         self.num_rows += 1
 
     @property
@@ -108,7 +109,7 @@ class Progress:
     def __init__(self, tally: Tally, stream: TextIO) -> None:
         self._tally = tally
         self._stream = stream
-        self._shown_at = time.monotonic()
+        self._shown_at = self._read_at = time.monotonic()
         self._bar = None
         if stream.isatty():
             from tqdm import tqdm  # only a terminal needs it
@@ -122,17 +123,27 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            self._bar.set_postfix_str(self._tally.speed())
             self._bar.close()
 
     def show(self) -> None:
         """Call after each record."""
         if self._bar is not None:
-            self._bar.set_postfix_str(self._tally.speed(), refresh=False)
+            if time.monotonic() - self._read_at >= SECONDS_BETWEEN_READS:  # they take a third of the time of a row
+                self._read_at = time.monotonic()
+                self._bar.set_postfix_str(self._tally.speed(), refresh=False)
             self._bar.update()
         elif time.monotonic() - self._shown_at > PLAIN_PROGRESS_SECONDS:
             self._shown_at = time.monotonic()
             done = self._tally.num_before + self._tally.num_rows
             print(f"{done}/{self._tally.num_records} records, {self._tally.speed()}", file=self._stream, flush=True)
+
+
+def _shown(message: str) -> str:
+    """Of a long one its beginning, and its end, which names the program's line."""
+    if len(message) <= LONGEST_ERROR:
+        return message
+    return f"{message[: LONGEST_ERROR // 2]} ... {message[-LONGEST_ERROR // 2 :]}"
 
 
 def _how_to_find(path: Path) -> str:

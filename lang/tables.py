@@ -105,13 +105,19 @@ def write_table(lines: Path, output: Path, count: int) -> None:
     """
     output = Path(os.path.realpath(output))  # of a link, what it leads to
     partial = output.with_name(output.name + ".partial")
-    if output.suffix.lower() == ".csv":
-        _write_csv(lines, partial, count)
-    else:
-        _write_parquet(lines, partial, count)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(output)
+    try:
+        if output.suffix.lower() == ".csv":
+            _write_csv(lines, partial, count)
+        else:
+            _write_parquet(lines, partial, count)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(output)
+    except OSError as error:
+        error.filename = error.filename or str(output)  # a full disk does not say of which file
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _rows(lines: Path, count: int) -> Iterator[dict[str, object]]:

@@ -69,8 +69,7 @@ class RunOptions:
 def run(options: RunOptions) -> int:
     """Run the program over the records and report. Everything that can be refused is refused before work begins."""
     records = RecordFile.open(options.input, separator=options.record_separator, column=options.column)
-    if options.output.exists() and any(options.output.samefile(path) for path in (options.input, options.program_file)):
-        raise ConfigError(f"the output {options.output} is the input or the program; name another file")
+    _check_nothing_is_overwritten(options)
     if options.restart and options.retry_failed:
         raise ConfigError("--restart runs all records again, --retry-failed those that failed: give one of them")
     if options.trace is not None and options.ray is not None:
@@ -293,6 +292,23 @@ def _write_row(journal: Journal, row: JsonObject) -> Failure | None:
     """Write it, or return why it is no JSON (a float that is not finite, a lone surrogate)."""
     try:
         journal.write(row)
+def _check_nothing_is_overwritten(options: RunOptions) -> None:
+    """Raises ConfigError: what is written would take the place of what is read, or of a table that no run has made."""
+    rows = _journal_path(options.output)
+    for path in (options.output, rows):
+        if path.exists() and any(path.samefile(read) for read in (options.input, options.program_file)):
+            beside = "" if path == options.output else f", whose rows stand in {path},"
+            raise ConfigError(f"the output {options.output}{beside} is the input or the program; name another file")
+    if not _is_table(options.output) or options.restart or rows.exists():
+        return
+    # The journal looks at the lines of a file that it goes on with; of a table it is the rows beside it that tell.
+    if options.output.is_file() and options.output.stat().st_size > 0:
+        raise ConfigError(
+            f"{options.output} stands there already, and {rows.name}, which says that a run has made it, does not: "
+            "--restart writes over it, or name another file"
+        )
+
+
     except ValueError as error:
         return Failure.of(error)
     return None
