@@ -262,6 +262,23 @@ def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | F
             progress.show()
 
 
+def _check_nothing_is_overwritten(options: RunOptions) -> None:
+    """Raises ConfigError: what is written would take the place of what is read, or of a table that no run has made."""
+    rows = _journal_path(options.output)
+    for path in (options.output, rows):
+        if path.exists() and any(path.samefile(read) for read in (options.input, options.program_file)):
+            beside = "" if path == options.output else f", whose rows stand in {path},"
+            raise ConfigError(f"the output {options.output}{beside} is the input or the program; name another file")
+    if not _is_table(options.output) or options.restart or rows.exists():
+        return
+    # The journal looks at the lines of a file that it goes on with; of a table it is the rows beside it that tell.
+    if options.output.is_file() and options.output.stat().st_size > 0:
+        raise ConfigError(
+            f"{options.output} stands there already, and {rows.name}, which says that a run has made it, does not: "
+            "--restart writes over it, or name another file"
+        )
+
+
 def _check_trace(trace: Path, taken: Sequence[Path]) -> None:
     """Raises ConfigError where the picture could not be written at the end, or would be written over a file in use."""
     if trace.suffix != ".html" or trace.is_dir() or not trace.parent.is_dir():
@@ -292,23 +309,6 @@ def _write_row(journal: Journal, row: JsonObject) -> Failure | None:
     """Write it, or return why it is no JSON (a float that is not finite, a lone surrogate)."""
     try:
         journal.write(row)
-def _check_nothing_is_overwritten(options: RunOptions) -> None:
-    """Raises ConfigError: what is written would take the place of what is read, or of a table that no run has made."""
-    rows = _journal_path(options.output)
-    for path in (options.output, rows):
-        if path.exists() and any(path.samefile(read) for read in (options.input, options.program_file)):
-            beside = "" if path == options.output else f", whose rows stand in {path},"
-            raise ConfigError(f"the output {options.output}{beside} is the input or the program; name another file")
-    if not _is_table(options.output) or options.restart or rows.exists():
-        return
-    # The journal looks at the lines of a file that it goes on with; of a table it is the rows beside it that tell.
-    if options.output.is_file() and options.output.stat().st_size > 0:
-        raise ConfigError(
-            f"{options.output} stands there already, and {rows.name}, which says that a run has made it, does not: "
-            "--restart writes over it, or name another file"
-        )
-
-
     except ValueError as error:
         return Failure.of(error)
     return None
