@@ -6,6 +6,7 @@ memory and replaced as a whole. pyarrow is an extra, and is loaded nowhere else.
 
 from __future__ import annotations
 
+import base64
 import csv
 import importlib
 import json
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from niwaki.runtime.api import ConfigError, NiwakiError
 
@@ -55,6 +56,33 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
     _, parquet = _pyarrow()
     for batch in _reading(parquet, path).iter_batches(batch_size=CHUNK_ROWS):
         yield from batch.to_pylist()
+
+
+class SentRows:
+    """Rows of a Parquet file as texts and back, with every value as it was: JSON has no dates, decimals or bytes.
+
+    Both sides make it of the same `schema`, that of the file, as `of` writes it.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self._pyarrow = _pyarrow()[0]
+        self._columns = self._pyarrow.ipc.read_schema(self._pyarrow.py_buffer(base64.b64decode(schema)))
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        columns = _reading(_pyarrow()[1], path).schema_arrow
+        return cls(base64.b64encode(columns.serialize()).decode())
+
+    def sent(self, row: Row) -> str:
+        batch = self._pyarrow.RecordBatch.from_pylist([row], schema=self._columns)
+        return base64.b64encode(batch.serialize()).decode()
+
+    def received(self, text: str) -> Row:
+        buffer = self._pyarrow.py_buffer(base64.b64decode(text))
+        (row,) = self._pyarrow.ipc.read_record_batch(buffer, self._columns).to_pylist()
+        assert isinstance(row, dict)
+        return row
 
 
 def check_output(path: Path) -> None:

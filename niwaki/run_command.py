@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,7 +28,7 @@ from niwaki.lang.record_types import RecordTypes
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
 from niwaki.lang.retry import Wording, forget_retry, num_failed, opened_journal
-from niwaki.lang.tables import TABLE_SUFFIXES, check_output, write_table
+from niwaki.lang.tables import TABLE_SUFFIXES, SentRows, check_output, write_table
 from niwaki.lang.tree import Tree
 from niwaki.runtime.api import ConfigError, NiwakiError
 from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
@@ -189,8 +190,10 @@ def _on_ray(
     used: Counter[str] = Counter()
 
     def results() -> Iterator[JsonObject | Failure]:
-        lines = (_sent(record, to_parameters) for record in rows)
-        for line in map_lines(lines, RowWorker, RowWorker.arguments(options, records), count, options.ray_address):
+        table = SentRows.of(records.path) if records.format == "parquet" and records.column is None else None
+        lines = (_sent(record, to_parameters, table) for record in rows)
+        arguments = RowWorker.arguments(options, records, table)
+        for line in map_lines(lines, RowWorker, arguments, count, options.ray_address):
             told = json.loads(line)
             used.update(told.get("used", {}))
             yield told["row"] if "row" in told else Failure(**told["error"])
@@ -198,13 +201,19 @@ def _on_ray(
     yield results(), lambda: used
 
 
-def _sent(record: Record, to_parameters: Callable[[str | JsonObject], JsonObject]) -> str:
-    """A record as a line for a worker, which gives its values their types."""
+def _sent(
+    record: Record, to_parameters: Callable[[str | JsonObject], JsonObject], table: SentRows | None = None
+) -> str:
+    """A record as a line for a worker, which gives its values their types. `table`: what it is a row of, where its
+    values have types already."""
     try:
         if isinstance(record, RecordError):
             raise record
-        return to_json({"arguments": to_parameters(record)}, inf_nan_mode="constants").decode()
-    except (RecordError, PydanticSerializationError, ValueError) as error:  # of Parquet: bytes that are no text
+        arguments = to_parameters(record)
+        if table is not None:
+            return json.dumps({"row": table.sent(arguments)})
+        return to_json({"arguments": arguments}, inf_nan_mode="constants").decode()
+    except (RecordError, PydanticSerializationError, ValueError) as error:
         return json.dumps({"error": asdict(Failure.of(error))})
 
 
@@ -212,43 +221,63 @@ class RowWorker:
     """An engine on some machine of a Ray cluster, which runs a program on rows."""
 
     def __init__(
-        self, program_file: str, function: str, model: str | None, concurrency: int, texts: bool, deterministic: bool
+        self,
+        program_file: str,
+        function: str,
+        model: str | None,
+        concurrency: int,
+        texts: bool,
+        deterministic: bool,
+        table: str | None = None,
     ) -> None:
         from niwaki.runtime.engine import Engine  # loads torch
 
         self._program = load_program(Path(program_file), function).for_rows()
         self._types = RecordTypes(self._program, texts=texts)
+        self._table = None if table is None else SentRows(table)
         self._engine = Engine(model, deterministic=deterministic)
         self._concurrency = concurrency
+        self._places = threading.Semaphore(concurrency)  # for the rows of all batches that run at once
+        self._lock = threading.Lock()
+        self._used = Counter[str]()  # as told
 
     @staticmethod
-    def arguments(options: RunOptions, records: RecordFile) -> dict[str, object]:
+    def arguments(options: RunOptions, records: RecordFile, table: SentRows | None) -> dict[str, object]:
         return {
             "program_file": str(options.program_file.resolve()),
             "function": options.function,
             "model": None if options.model is None else str(options.model.resolve()),
             "concurrency": options.concurrency,
             "texts": records.has_texts,
+            "table": None if table is None else table.schema,
             "deterministic": options.deterministic,
         }
 
     def run(self, lines: list[str]) -> list[str]:
-        """For each line of `_sent` one with its `row` or its `error`; the last one tells what all of them `used`."""
-        before = Counter(self._engine.stats())
+        """For each line of `_sent` one with its `row` or its `error`; the last one tells what was `used` since the last
+        time. Several threads may call it."""
         told: list[dict[str, object]] = []
         for result in map(Failure.unless_whole, run_rows(self._run_one, lines, num_threads=self._concurrency)):
             told.append({"error": asdict(result)} if isinstance(result, Failure) else {"row": result})
-        used = Counter(self._engine.stats())
-        used.subtract(before)
-        told[-1]["used"] = used
+        told[-1]["used"] = self._used_since()
         return [json.dumps(one) for one in told]
 
     def _run_one(self, line: str) -> JsonObject | Failure:
         sent = json.loads(line)
         if "error" in sent:
             return Failure(**sent["error"])
-        state = self._program.run(**self._types.typed(sent["arguments"]), options={"backend": self._engine})
-        return exported(state, reserved=RESERVED_NAMES)
+        given = sent["arguments"] if self._table is None else self._table.received(sent["row"])
+        with self._places:
+            state = self._program.run(**self._types.typed(given), options={"backend": self._engine})
+            return exported(state, reserved=RESERVED_NAMES)
+
+    def _used_since(self) -> Mapping[str, float]:
+        with self._lock:
+            now = Counter(self._engine.stats())
+            used = Counter(now)
+            used.subtract(self._used)
+            self._used = now
+            return used
 
 
 def _write_rows(journal: Journal, tally: Tally, results: Iterator[JsonObject | Failure]) -> None:
