@@ -180,6 +180,15 @@ def test_a_letter_that_comes_late_is_labelled_by_the_second_run(engine: Engine, 
     assert [state["label"] for state in example.label.run_batch(rows)] == [" positive", " negative"]
 
 
+def test_people_gives_each_row_its_id_and_its_facts(engine: Engine) -> None:
+    rows = [{"id": 7, "text": "Lena Fischer lives in Dresden."}, {"id": 9, "text": "Omar Haddad is from Graz."}]
+    found = [state.ret_value for state in load("people").people.run_batch(rows, backend=engine)]
+    assert found == [
+        {"id": 7, "name": "Lena Fischer", "city": "Dresden"},
+        {"id": 9, "name": "Omar Haddad", "city": "Graz"},
+    ]
+
+
 def test_fields_gives_json_by_hand_and_a_typed_object(engine: Engine) -> None:
     example = load("fields")
     text = "Hello, this is Lena Fischer from Dresden, call me at 555-0147."
