@@ -76,11 +76,20 @@ class Boundaries:
                 self._pieces[token_id] = b""
         self._ends = lru_cache(KNOWN_ENDS)(self._found_end)
         self._runs = lru_cache(KNOWN_RUNS)(self._found_run)
+        self._wait_for_pause: Callable[[], None] | None = None
+
+    def steps_beside(self, wait_for_pause: Callable[[], None]) -> None:
+        """An engine's loop runs in this process, and its steps go first: what may take a millisecond of texts encoded
+        waits before each of them, as of `ConstraintCompiler.steps_beside`."""
+        self._wait_for_pause = wait_for_pause
 
     def tokens_of(self, before: Sequence[int], forced: Forced) -> tuple[int, ...]:
         """The tokens that the tokenizer surely writes the forced text with, behind the tokens `before`; they may stop
         short of its end. None where the text before is cut inside a character, or the tokenizer cannot write it."""
-        return self._runs(tuple(before[-TAIL_TOKENS:]), forced) if forced.text else ()
+        if not forced.text:
+            return ()
+        self._give_way()
+        return self._runs(tuple(before[-TAIL_TOKENS:]), forced)
 
     def unsettled(self, ids: Sequence[int], start: int) -> Unsettled | None:
         """What of the end of `ids`, from token `start` on, may change with what follows; None where nothing may."""
@@ -194,6 +203,7 @@ class Boundaries:
     def _kept(self, text: bytes, own: tuple[int, ...], probe: bytes) -> int:
         """How many bytes of the text keep their tokens, `own`, where it goes on with this: mostly all."""
         whole = text + probe
+        self._give_way()
         tokens = tuple(self._encode(whole.decode()))
         begins_alike = tokens[: len(own)] == own
         if begins_alike and self._written(tokens[len(own) :]) == probe:
@@ -216,11 +226,16 @@ class Boundaries:
 
     def _tokens(self, text: bytes) -> tuple[int, ...] | None:
         """The tokens of a text; None where it is none, or they do not write it."""
+        self._give_way()
         try:
             tokens = tuple(self._encode(text.decode()))
         except UnicodeDecodeError:
             return None
         return tokens if self._written(tokens) == text else None
+
+    def _give_way(self) -> None:
+        if self._wait_for_pause is not None:
+            self._wait_for_pause()
 
     def _written(self, tokens: Sequence[int]) -> bytes:
         return b"".join(map(self._pieces.__getitem__, tokens))

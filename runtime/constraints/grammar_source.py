@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -26,7 +27,7 @@ from niwaki.runtime.constraints.schema import (
     shortest_text,
     text_with_witness,
 )
-from niwaki.runtime.constraints.schema.document import Json, json_text
+from niwaki.runtime.constraints.schema.document import Json, json_text, nothing
 from niwaki.runtime.constraints.schema.lark import lark_of
 from niwaki.runtime.constraints.schema.spacing import spaced_grammar, spaced_text
 from niwaki.runtime.constraints.schema.width import check_width
@@ -123,15 +124,21 @@ def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> Gra
     return _source_of(normalise(constraint.schema, seconds), constraint.spacing, word)
 
 
-def source_of_small_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource | None:
-    """Likewise; None where building the grammar is not provably quick."""
-    normal = normalise(constraint.schema, seconds)
-    return _source_of(normal, constraint.spacing, word) if normal.is_small else None
+def source_of_small_schema(
+    constraint: JsonSchema, seconds: float, word: bytes, wait_for_pause: Callable[[], None] = nothing
+) -> GrammarSource | None:
+    """Likewise; None where building the grammar is not provably quick. `wait_for_pause`: as for `normalise`."""
+    normal = normalise(constraint.schema, seconds, wait_for_pause)
+    return _source_of(normal, constraint.spacing, word, wait_for_pause) if normal.is_small else None
 
 
-def _source_of(normal: NormalSchema, spacing: Spacing, word: bytes) -> GrammarSource:
+def _source_of(
+    normal: NormalSchema, spacing: Spacing, word: bytes, wait_for_pause: Callable[[], None] = nothing
+) -> GrammarSource:
+    wait_for_pause()
     text = text_of_schema(normal.schema, spacing)
     check_width(text)
+    wait_for_pause()
 
     def letters(count: int) -> bytes:
         return word * (count // len(word)) + word[: count % len(word)]

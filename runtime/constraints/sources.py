@@ -37,7 +37,7 @@ from niwaki.runtime.constraints.grammar_source import (
 )
 from niwaki.runtime.constraints.pattern import Pattern, all_of, first_match, one_of, parse, request_of, shown
 from niwaki.runtime.constraints.schema import TookTooLong
-from niwaki.runtime.constraints.schema.document import MAX_SCHEMA_BYTES, most_counted, read_schema, refused
+from niwaki.runtime.constraints.schema.document import MAX_SCHEMA_BYTES, most_counted, nothing, read_schema, refused
 from niwaki.runtime.constraints.transitions import Transitions, automaton_of
 
 MAX_COST: Final = 12_000  # states before making deterministic; about 10,000 a second are built
@@ -81,9 +81,11 @@ def source_of(constraint: Compilable, seconds: float, word: bytes) -> Source:
                 return _automaton(_pattern(constraint), constraint)
 
 
-def quick_source(constraint: Compilable, seconds: float, word: bytes) -> Source | None:
+def quick_source(
+    constraint: Compilable, seconds: float, word: bytes, wait_for_pause: Callable[[], None] = nothing
+) -> Source | None:
     """`source_of` where that is surely done at once: most regexes and schemas that are met in practice are plain. None
-    where it is not sure."""
+    where it is not sure. `wait_for_pause`: called again and again, that others' work goes first."""
     with _refusals_of(constraint):
         match constraint:
             case Regex(str(text)) if len(text) <= QUICK_REGEX:
@@ -91,7 +93,7 @@ def quick_source(constraint: Compilable, seconds: float, word: bytes) -> Source 
                 return _automaton(pattern, constraint) if pattern.is_harmless else None
             case JsonSchema(str(text)) if _is_plain(text) or len(text) > MAX_SCHEMA_BYTES:  # which is refused at once
                 try:
-                    return source_of_small_schema(constraint, min(seconds, QUICK_SECONDS), word)
+                    return source_of_small_schema(constraint, min(seconds, QUICK_SECONDS), word, wait_for_pause)
                 except TookTooLong:
                     return None
             case _:

@@ -71,6 +71,8 @@ class LocalBackend(Templates, EngineThread):
         self._boundaries = boundaries
         self._compilations = Compilations(compiler)
         compiler.steps_beside(core.pause.wait)
+        if boundaries is not None:
+            boundaries.steps_beside(core.pause.wait)
         self._info = info
         self._limits = Limits(info.context_length, pool_tokens, compiler.vocabulary.size)
         self._random = random.Random(seed)

@@ -10,18 +10,24 @@ MAX_SECONDS: Final = 0.03  # that somebody is kept waiting: what lies between tw
 
 
 class Pause:
-    """The engine's thread enters it; others wait for it before a millisecond of Python. There is one at the start."""
+    """The engine's thread enters it; others wait for it, best before each tenth of a millisecond of Python: the
+    interpreter gives a thread half of one before it asks for its lock back, and each of several in turn. There is one
+    at the start."""
 
     def __init__(self) -> None:
         self._is_on = threading.Event()
         self._is_on.set()
+        self._owner: int | None = None  # the engine's thread
+        self._was_too_long = False  # somebody has waited in vain: nobody waits for the next one any more
 
     def __enter__(self) -> None:
+        self._was_too_long = False
         self._is_on.set()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._owner = threading.get_ident()
         self._is_on.clear()
 
     @property
@@ -29,5 +35,7 @@ class Pause:
         return self._is_on.is_set()
 
     def wait(self) -> None:
-        """For the next one, or MAX_SECONDS."""
-        self._is_on.wait(MAX_SECONDS)
+        """For the next one, or MAX_SECONDS once: who waits often is not kept for longer. The engine's own thread goes
+        on."""
+        if not (self._is_on.is_set() or self._was_too_long or threading.get_ident() == self._owner):
+            self._was_too_long = not self._is_on.wait(MAX_SECONDS)

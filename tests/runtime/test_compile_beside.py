@@ -56,6 +56,14 @@ def test_small_grammars_give_way_to_the_steps_of_an_engine(
     assert pauses
 
 
+def test_each_part_of_a_schema_gives_way_to_the_steps_of_an_engine(compiler: ConstraintCompiler) -> None:
+    pauses: list[None] = []
+    compiler.steps_beside(lambda: pauses.append(None))
+    parts = ", ".join(f'"{letter}": {{"maxLength": {length}}}' for length, letter in enumerate("abcdefghijkl"))
+    compiler.compile(JsonSchema(f'{{"type": "object", "properties": {{{parts}}}, "additionalProperties": false}}'))
+    assert len(pauses) > 12
+
+
 def test_the_thread_ends_with_the_compiler_and_comes_again_when_it_is_needed(compiler: ConstraintCompiler) -> None:
     def names() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("niwaki-grammar")]

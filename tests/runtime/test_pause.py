@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Batch, Row
 from niwaki.runtime.loop.pause import Pause
@@ -20,6 +22,67 @@ def test_others_wait_for_the_next_pause_but_not_for_ever() -> None:
     states.append(pause.is_on)
     pause.wait()  # ends
     assert states == [True, True, False]
+
+
+class Never(threading.Event):
+    """It is not set in the time that anybody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.num_waits += 1
+        return False
+
+
+def test_who_waits_often_is_kept_once_between_two_pauses_and_the_engines_thread_never() -> None:
+    pause = Pause()
+    waited = pause._is_on = Never()
+
+    def wait_often(count: int) -> None:
+        for _ in range(count):
+            pause.wait()
+
+    def others(count: int) -> int:
+        thread = threading.Thread(target=wait_often, args=(count,))
+        thread.start()
+        thread.join()
+        return waited.num_waits
+
+    with pause:
+        assert others(3) == 0
+    pause.wait()
+    assert waited.num_waits == 0
+    assert others(3) == 1
+    with pause:
+        pass
+    assert others(3) == 2
+
+
+def test_whoever_works_out_a_forced_text_waits_before_each_text_that_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    wait, encode = Pause.wait, Tokenizer.plain_ids
+
+    def waited(own: Pause) -> None:
+        done.append("wait")
+        wait(own)
+
+    def encoded(own: Tokenizer, text: str) -> list[int]:
+        done.append("encode")
+        return encode(own, text)
+
+    monkeypatch.setattr(Pause, "wait", waited)
+    monkeypatch.setattr(Tokenizer, "plain_ids", encoded)
+    schema = '{"type": "object", "properties": {"unheard": {"type": "string"}}, "required": ["unheard"]}'
+    with Engine(kv_tokens=2048) as engine:
+        engine.generate("As JSON: ", {"json_schema": schema, "max_new_tokens": 20})
+    before = {done[place - 1] for place, what in enumerate(done) if what == "encode"}
+    assert done.count("encode") > 30
+    assert before == {"wait"}
 
 
 def test_there_is_a_pause_while_the_model_computes_and_while_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

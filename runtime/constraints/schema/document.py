@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from json.encoder import encode_basestring
 from typing import Final, NoReturn, TypeAlias
@@ -38,11 +38,17 @@ class TookTooLong(Exception):
         self.place = place
 
 
+def nothing() -> None:
+    """Where nobody else's work goes first."""
+
+
 class Watch:
     """Ends what takes this thread more than some seconds of processor time. `place`: what is worked on, for whoever
     knows to tell."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, wait_for_pause: Callable[[], None] = nothing) -> None:
+        """`wait_for_pause`: called at each check, that others' work goes first."""
+        self._wait_for_pause = wait_for_pause
         self._end = time.thread_time() + seconds
         # Before this a thread cannot have used so much. To read a thread's own time is a call of the system, which took
         # as long as much of what it is asked beside.
@@ -51,6 +57,7 @@ class Watch:
 
     def check(self) -> None:
         """Raises TookTooLong once the time is over."""
+        self._wait_for_pause()
         if time.monotonic() >= self._earliest:
             self.expect(0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Final
 
@@ -19,7 +19,7 @@ from niwaki.runtime.constraints.schema.arrays import MAX_STATES, Step, Wanted, a
 from niwaki.runtime.constraints.schema.constants import are_too_many
 from niwaki.runtime.constraints.schema.cost import cost_of
 from niwaki.runtime.constraints.schema.distinct import DISTINCT, DISTINCT_KEYS, check_distinct
-from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, read_schema, refused
+from niwaki.runtime.constraints.schema.document import Json, Watch, canonical, identity, nothing, read_schema, refused
 from niwaki.runtime.constraints.schema.facts import Contains, State, Way
 from niwaki.runtime.constraints.schema.free_keys import has_free_keys
 from niwaki.runtime.constraints.schema.numbers import number_schemas, whole_numbers
@@ -58,15 +58,15 @@ class NormalSchema:
     has_automata: bool
 
 
-def normalise(text: str, seconds: float = 10.0) -> NormalSchema:
-    """The normal form.
+def normalise(text: str, seconds: float = 10.0, wait_for_pause: Callable[[], None] = nothing) -> NormalSchema:
+    """The normal form. `wait_for_pause`: called before each part of the schema, that others' work goes first.
 
     Raises:
         TookTooLong: working it out took this thread more processor time.
         ConstraintError: not a schema, or a keyword that cannot be enforced exactly, with its pointer.
     """
     try:
-        return _normalised(text, Watch(seconds))
+        return _normalised(text, Watch(seconds, wait_for_pause))
     except RecursionError:  # all of it is plain Python, where this is an exception like any other
         raise _too_deep() from None
 
