@@ -18,11 +18,11 @@ MOMENTUM, WEIGHT_DECAY = 0.95, 0.02
 ADAM_FIRST, ADAM_SECOND = 0.9, 0.95
 
 
-def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz: [count, rows, columns] with singular values pulled towards 1."""
+def orthogonal(x: Tensor) -> Tensor:
+    """Five steps of Newton-Schulz: [count, rows, columns] with singular values pulled towards 1."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return x.float()

@@ -233,7 +233,6 @@ class Runner:
         weights: str = "auto",
         kv_dtype: str = "auto",
         num_pages: int,
-        page_size: int = 16,
         tree_attention: bool = True,
         ops: Ops | None = None,
     ) -> Runner:
@@ -254,7 +253,6 @@ class Runner:
             weights=weights,
             kv_dtype=kv_dtype,
             num_pages=num_pages,
-            page_size=page_size,
             tree_attention=tree_attention,
             ops=ops,
         )

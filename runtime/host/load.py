@@ -52,14 +52,79 @@ def load(config: EngineConfig) -> LoadedEngine:
     contents = read_model_folder(folder)
     tokenizer = Tokenizer(folder)
     _check(config, contents, tokenizer)
+    config = _with_piece_sizes(config, contents)
+    num_pages = _num_pages(config, contents)
+    runner = _runner(config, folder, num_pages)
+    weights = weights_fingerprint(folder)
+    vocabulary = Vocabulary(
+        tokenizer.token_bytes, frozenset(runner.config.eos_ids), runner.config.vocab_size, tokenizer.special_ids
+    )
+    boundaries = Boundaries(vocabulary, tokenizer.plain_ids)
+    layout = _layout(config, runner, weights)
+    info = BackendInfo(
+        "niwaki-tiny" if config.model is None else folder.name,
+        runner.config.context_length,
+        contents.generation_defaults,
+        weights=weights.hex(),
+    )
+    device = resolve_device(config.device)
+    core = EngineCore(
+        runner,
+        tokenizer,
+        config,
+        num_pages,
+        _tiers(config, layout),
+        boundaries=boundaries,
+        runs_ahead=runner.is_on_gpu,
+        keys_per_token=keys_per_token(contents.config, device),
+        draft_rows=1 if is_small(contents.config, device) else DRAFT_ROWS,
+    )
+    size = num_pages * config.page_size  # of the pool, in tokens
+    backend = LocalBackend(
+        core,
+        tokenizer,
+        ConstraintCompiler(vocabulary),
+        info,
+        pool_tokens=size,
+        seed=config.seed,
+        boundaries=boundaries,
+    )
+    return LoadedEngine(config, tokenizer, backend, info, layout, runner.config.vocab_size, size)
+
+
+def _check(config: EngineConfig, contents: ModelFolder, tokenizer: Tokenizer) -> None:
+    """That the parts belong together, before anything large is read."""
+    num_tokens, vocab_size = len(tokenizer.token_bytes), contents.config.vocab_size
+    if num_tokens > vocab_size:
+        raise ModelError(
+            f"{contents.path / 'tokenizer.json'} has {num_tokens} tokens, and the vocab_size of config.json is "
+            f"{vocab_size}; the two are of different models"
+        )
+    if config.deterministic and resolve_device(config.device).type != "cpu":
+        raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
+    if config.deterministic and contents.config.latent is not None:
+        raise ConfigError(f"deterministic=True is not there for {contents.config.architecture}")
+
+
+def _with_piece_sizes(config: EngineConfig, contents: ModelFolder) -> EngineConfig:
+    """How long the pieces of prompts are, where that was left to the model."""
     device = resolve_device(config.device)
     if config.chunked_prefill_size is None:
         config = replace(config, chunked_prefill_size=chunk_tokens(contents.config, device, config.dtype))
     if config.streaming_prefill_size is None:
         config = replace(config, streaming_prefill_size=streaming_tokens(contents.config, device, config.dtype))
+    return config
+
+
+def _num_pages(config: EngineConfig, contents: ModelFolder) -> int:
+    """Of the KV pool. Raises ConfigError: memory has no room for as many."""
     tokens = _wanted_tokens(config, contents)
-    check_pool(contents.config, device, config.dtype, config.kv_dtype, tokens)
-    num_pages = -(-tokens // config.page_size)
+    check_pool(contents.config, resolve_device(config.device), config.dtype, config.kv_dtype, tokens)
+    return -(-tokens // config.page_size)
+
+
+def _runner(config: EngineConfig, folder: Path, num_pages: int) -> Runner:
+    """The loaded model, its memory taken and its kernels compiled."""
     runner = Runner.load(
         folder,
         device=config.device,
@@ -77,54 +142,7 @@ def load(config: EngineConfig) -> LoadedEngine:
 
         with saying_when_long("niwaki: compiling kernels for this GPU (once; the first time takes a minute) ..."):
             warm_up(runner)
-    weights = weights_fingerprint(folder)
-    vocabulary = Vocabulary(
-        tokenizer.token_bytes, frozenset(runner.config.eos_ids), runner.config.vocab_size, tokenizer.special_ids
-    )
-    boundaries = Boundaries(vocabulary, tokenizer.plain_ids)
-    layout = _layout(config, runner, weights)
-    info = BackendInfo(
-        "niwaki-tiny" if config.model is None else folder.name,
-        runner.config.context_length,
-        contents.generation_defaults,
-        weights=weights.hex(),
-    )
-    core = EngineCore(
-        runner,
-        tokenizer,
-        config,
-        num_pages,
-        _tiers(config, layout),
-        boundaries=boundaries,
-        runs_ahead=runner.is_on_gpu,
-        keys_per_token=keys_per_token(contents.config, device),
-        draft_rows=1 if is_small(contents.config, device) else DRAFT_ROWS,
-    )
-    pool_tokens = num_pages * config.page_size
-    backend = LocalBackend(
-        core,
-        tokenizer,
-        ConstraintCompiler(vocabulary),
-        info,
-        pool_tokens=pool_tokens,
-        seed=config.seed,
-        boundaries=boundaries,
-    )
-    return LoadedEngine(config, tokenizer, backend, info, layout, runner.config.vocab_size, pool_tokens)
-
-
-def _check(config: EngineConfig, contents: ModelFolder, tokenizer: Tokenizer) -> None:
-    """That the parts belong together, before anything large is read."""
-    num_tokens, vocab_size = len(tokenizer.token_bytes), contents.config.vocab_size
-    if num_tokens > vocab_size:
-        raise ModelError(
-            f"{contents.path / 'tokenizer.json'} has {num_tokens} tokens, and the vocab_size of config.json is "
-            f"{vocab_size}; the two are of different models"
-        )
-    if config.deterministic and resolve_device(config.device).type != "cpu":
-        raise ConfigError("deterministic=True runs on the CPU only: give device='cpu'")
-    if config.deterministic and contents.config.latent is not None:
-        raise ConfigError(f"deterministic=True is not there for {contents.config.architecture}")
+    return runner
 
 
 def _wanted_tokens(config: EngineConfig, contents: ModelFolder) -> int:

@@ -52,12 +52,11 @@ class EngineProcess(RemoteEngine):
         options: Mapping[str, object] | None = None,
         *,
         max_restarts: int = MAX_RESTARTS,
-        hanging_seconds: float = HANGING_SECONDS,
     ) -> None:
         self._model = model
         self._options = dict(options or {})
         self._max_restarts = max_restarts
-        self._hanging_seconds = hanging_seconds
+        self._hanging_seconds = HANGING_SECONDS
         self._restarted_at: deque[float] = deque()
         self._child: _Child | None = None
         self._looping = threading.Lock()  # the field below
