@@ -40,6 +40,36 @@ def outline(
     `now` is the logical time of the latest use of any. Behind the nodes of the tree stand `evicted` pages that are not
     back in it, each with the name of the tier that has them.
     """
+    found, places = _last_used(root, limit, now)
+    ends: dict[bytes, int] = {}  # the places of evicted pages by their key: others may have stood behind them
+    for one, tier in sorted(evicted, key=lambda pair: len(pair[0].key)):
+        start = one.num_before * tree.page_bytes
+        node, _, num_before, _, _ = tree.find(root, one.key)
+        parent = ends.get(one.key[:start], places.get(node) if num_before == one.num_before else None)
+        if parent is None or one.key in ends or len(found) >= limit:
+            continue  # it is back, or what it continues is not told, or it left twice
+        ends[one.key] = len(found)
+        if parent >= 0:
+            found[parent] = replace(found[parent], num_children=found[parent].num_children + 1)
+        found.append(
+            OutlineNode(
+                parent=parent,
+                token_ids=_shown(one.key[start:]),
+                num_tokens=(len(one.key) - start) // TOKEN_BYTES,
+                num_pages=len(one.key) // tree.page_bytes - one.num_before,
+                num_children=0,
+                num_locks=0,
+                is_pinned=False,
+                hits=one.hits,
+                age=now - one.stamp,
+                tier=tier,
+            )
+        )
+    return tuple(found)
+
+
+def _last_used(root: Node, limit: int, now: int) -> tuple[list[OutlineNode], dict[Node, int]]:
+    """Nodes of the tree, and the place of each; that of the root is -1."""
     found: list[OutlineNode] = []
     places: dict[Node, int] = {root: -1}
     line: list[tuple[int, int, Node]] = []  # nodes whose parents are told, behind -stamp and a number for each
@@ -68,31 +98,7 @@ def outline(
                 age=now - node.stamp,
             )
         )
-    ends: dict[bytes, int] = {}  # the places of evicted pages by their key: others may have stood behind them
-    for one, tier in sorted(evicted, key=lambda pair: len(pair[0].key)):
-        start = one.num_before * tree.page_bytes
-        node, _, num_before, _, _ = tree.find(root, one.key)
-        parent = ends.get(one.key[:start], places.get(node) if num_before == one.num_before else None)
-        if parent is None or one.key in ends or len(found) >= limit:
-            continue  # it is back, or what it continues is not told, or it left twice
-        ends[one.key] = len(found)
-        if parent >= 0:
-            found[parent] = replace(found[parent], num_children=found[parent].num_children + 1)
-        found.append(
-            OutlineNode(
-                parent=parent,
-                token_ids=_shown(one.key[start:]),
-                num_tokens=(len(one.key) - start) // TOKEN_BYTES,
-                num_pages=len(one.key) // tree.page_bytes - one.num_before,
-                num_children=0,
-                num_locks=0,
-                is_pinned=False,
-                hits=one.hits,
-                age=now - one.stamp,
-                tier=tier,
-            )
-        )
-    return tuple(found)
+    return found, places
 
 
 def _shown(key: bytes) -> tuple[int, ...]:
