@@ -1,4 +1,4 @@
 """Arithmetic: Triton for GPUs, Numba for CPUs, and a plain torch twin of each as the reference.
 
-`ops_for(device, dtype)` in `niwaki.kernels.ops` picks the implementation; models call nothing else.
+`ops_for(device)` in `niwaki.kernels.ops` picks the implementation that models compute with.
 """

@@ -1,1 +1,1 @@
-"""The language: programs, states and values. Knows itself and `niwaki.runtime.api`, never the engine."""
+"""The language: programs, states and values. Knows the runtime's contract and what draws, never the engine."""
