@@ -187,3 +187,9 @@ def test_an_engine_with_a_seed_draws_the_same_values_again() -> None:
             drawn.append([state["x"] for state in states])
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 1, "each call has a seed of its own"
+
+
+def test_of_several_values_without_a_temperature_each_is_the_best() -> None:
+    backend = nw.ScriptedBackend(lambda prompt: "b")
+    state = plain.run(Literal["a", "b"], {"n": 3, "temperature": 0.0}, backend=backend)
+    assert state["x"] == ["b", "b", "b"]

@@ -45,6 +45,31 @@ def test_the_shared_prefix_is_prefilled_once_also_right_after_an_append() -> Non
     assert backend.usage()["prefilled_tokens"] == 8 + 10
 
 
+def test_a_fork_that_goes_on_behind_its_join_is_not_sent_again() -> None:
+    may_answer = threading.Event()
+
+    def answer(prompt: str) -> str:
+        may_answer.wait(PATIENCE)
+        return " x"
+
+    backend = nw.ScriptedBackend(answer, threads=2)
+
+    @nw.function
+    def f(s: State) -> None:
+        s += "one two three four five six seven eight"
+        forks = s.fork(2)
+        forks += " next" + nw.gen("x")
+        forks.join()
+        forks += " more" + nw.gen("y")  # it stands behind the join before that was reached
+        may_answer.set()
+        for fork in forks:
+            fork.sync()
+        s.sync()
+
+    f.run(backend=backend)
+    assert backend.usage()["prefilled_tokens"] == 8 + 2 * 2
+
+
 def test_join_gathers_new_variables_into_lists_in_order() -> None:
     backend = nw.ScriptedBackend(lambda prompt: prompt[-1])
 

@@ -100,6 +100,21 @@ def test_the_time_of_a_run_ends_its_forks_too(slow: nw.ScriptedBackend) -> None:
         forks[0]["x"]
 
 
+def test_the_time_of_a_run_ends_the_runs_inside_of_it_and_theirs_may_end_before(slow: nw.ScriptedBackend) -> None:
+    @nw.function
+    def f(s: State) -> list[State]:
+        return [endless.run(timeout=timeout) for timeout in (None, 600, 100)]
+
+    with passing_time() as later:
+        inner = f.run(backend=slow, timeout=300).ret_value
+        assert isinstance(inner, list)
+        later(100)
+        wait_until(lambda: failure(inner[2]) is not None)
+        assert [failure(state) for state in inner[:2]] == [None, None]
+        later(200)
+        wait_until(lambda: all(isinstance(failure(state), nw.TimedOut) for state in inner))
+
+
 def test_a_body_that_is_still_busy_is_told_at_its_next_read() -> None:
     backend = nw.ScriptedBackend(lambda prompt: "ok")
     seen: list[State] = []

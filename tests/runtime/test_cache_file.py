@@ -76,6 +76,16 @@ def test_a_load_that_fails_holds_no_page(folder: Path, tmp_path: Path, monkeypat
         engine.backend.check()
 
 
+def test_what_continues_a_sequence_that_was_not_loaded_is_left_out(folder: Path) -> None:
+    with Engine(folder, kv_tokens=1024) as engine:
+        core = engine.backend._core
+        pages = np.zeros((2, core._runner.kv_bytes_per_token * PAGE), np.uint8)
+        saved = SavedPath("", np.array(prompt(3, 4 * PAGE), np.int32), 2, pages)
+        assert engine.backend._between_steps(lambda: core.pages.load([saved])) == 0
+        assert engine.stats()["pages_held"] == 0
+        engine.backend.check()
+
+
 def test_a_cache_that_cannot_get_its_name_leaves_no_file(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
