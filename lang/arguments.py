@@ -20,9 +20,9 @@ from niwaki.runtime.api.names import hint
 Row: TypeAlias = Mapping[str, object] | tuple[object, ...]
 
 SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingOptions)) - {"constraint"}
-# The last is SGLang's, and changes nothing: tokens are always told with their texts.
 # Two spellings of one option. The second is the one that is kept.
 _SPELLINGS = "max_tokens", "max_new_tokens"
+# The last is SGLang's, and changes nothing: tokens are always told with their texts.
 RUN_NAMES = SAMPLING_NAMES | {"backend", "stream", "timeout", "chat_template", "return_text_in_logprobs"}
 
 
@@ -128,10 +128,10 @@ class Arguments:
         try:
             bound = self.signature.bind(None, *args, **arguments)
         except TypeError as error:
-            hint = ""
+            remedy = ""
             if any(isinstance(value, State) for value in args):
-                hint = f"; a run makes a state of its own, and {self._program}(state, ...) goes on with one"
-            raise ProgramError(f"program {self._program}{self.shown}: {error}{hint}") from None
+                remedy = f"; a run makes a state of its own, and {self._program}(state, ...) goes on with one"
+            raise ProgramError(f"program {self._program}{self.shown}: {error}{remedy}") from None
         return Call(bound.args[1:], bound.kwargs, *_run_options(options))
 
     def call_inside(
@@ -286,10 +286,12 @@ def check_rows(rows: object, program: str) -> None:
     if not isinstance(rows, str | bytes | Mapping) and (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         if not hasattr(rows, "iterrows"):
             return
-        hint = "write rows.to_dict('records')"  # a table of pandas, which iterates over the names of its columns
+        remedy = "write rows.to_dict('records')"  # a table of pandas, which iterates over the names of its columns
     else:
-        hint = f"write [{rows!r}]" if isinstance(rows, Mapping) else "each is a mapping of arguments or a tuple of them"
-    raise ProgramError(f"a batch of program {program} takes a list of rows, got a {type(rows).__name__}; {hint}")
+        remedy = (
+            f"write [{rows!r}]" if isinstance(rows, Mapping) else "each is a mapping of arguments or a tuple of them"
+        )
+    raise ProgramError(f"a batch of program {program} takes a list of rows, got a {type(rows).__name__}; {remedy}")
 
 
 def batch_options(given: dict[str, object], batch: Callable[..., object]) -> dict[str, object]:

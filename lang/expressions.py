@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import NoReturn, cast, get_args
+from typing import NoReturn, get_args
 
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
 from niwaki.lang.nodes import Chain, Content, Expression, Gen, RoleBegin, RoleEnd, Select, Text, as_nodes, turn_named
@@ -86,17 +86,7 @@ def gen(
     """
     _check_name(name)
     check_timeout(timeout)
-    if isinstance(max_tokens, type):
-        raise ProgramError(
-            f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
-        )
-    if isinstance(text := cast("object", max_tokens), str) and not text.isdecimal():
-        raise ProgramError(
-            f"gen takes the name of a variable and max_tokens, a whole number, got {name!r} and {text!r}"
-            f"{before_or_behind('gen', text)}"
-        )
-    if max_tokens is not None and max_new_tokens is not None:
-        raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
+    _check_tokens(name, max_tokens, max_new_tokens)
     options = SamplingOptions(
         max_new_tokens=max_new_tokens if max_tokens is None else max_tokens,
         min_tokens=min_tokens,
@@ -305,6 +295,21 @@ def role(name: str, content: Content, tools: Sequence[ToolLike] | None = None) -
     generates = any(not isinstance(node, Text) for node in nodes)
     told = () if tools is None else tuple(one.tool for one in offers_of(tools))
     return Chain((RoleBegin(name, generates, told), *nodes, RoleEnd(name)))
+
+
+def _check_tokens(name: str | None, max_tokens: object, max_new_tokens: int | None) -> None:
+    """Raises ProgramError: something else was given in the place of `max_tokens`, or it was given twice."""
+    if isinstance(max_tokens, type):
+        raise ProgramError(
+            f"{max_tokens.__name__} is no number of tokens; a type is given as dtype={max_tokens.__name__}"
+        )
+    if isinstance(max_tokens, str) and not max_tokens.isdecimal():
+        raise ProgramError(
+            f"gen takes the name of a variable and max_tokens, a whole number, got {name!r} and {max_tokens!r}"
+            f"{before_or_behind('gen', max_tokens)}"
+        )
+    if max_tokens is not None and max_new_tokens is not None:
+        raise ProgramError("max_tokens and max_new_tokens are the same option; give one of them")
 
 
 def check_options(options: SamplingOptions) -> None:

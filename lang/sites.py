@@ -60,17 +60,17 @@ def sites_of(func: Callable[..., object]) -> Sites:
     """The reads of state variables in `func` whose value is only written on: as one text, or as a list of texts.
 
     "end" are reads in a `return` of the function itself that gives no state to anybody: nothing is appended after them.
-    None where the source is not to be had.
+    No place where the source is not to be had.
     """
-    none = Sites(None, {})
+    nowhere = Sites(None, {})
     try:
         lines, first = inspect.getsourcelines(func)
         source = "".join(lines)
         tree = ast.parse(textwrap.dedent(source))
     except (OSError, SyntaxError, TypeError):
-        return none
+        return nowhere
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
-        return none
+        return nowhere
     found = _Body(tree.body[0], getattr(func, "__globals__", {})).sites()
     indent = len(source) - len(source.lstrip())
     code = inspect.unwrap(func).__code__
