@@ -240,7 +240,8 @@ async def _answer(
     if body.stream:
         options = body.stream_options or StreamOptions()
         way = Way()
-        return EventStream(_chunks(feed, shape, head, n, lengths, options, keeper, way), finish, way=way)
+        chunks = _Chunks(feed, shape, head, n, lengths, options, keeper, way)
+        return EventStream(chunks.events(), finish, way=way)
 
     async def whole() -> Json:
         outputs = await feed.outputs()
@@ -265,89 +266,113 @@ async def _answer(
         finish()
 
 
-async def _chunks(
-    feed: Feed,
-    shape: Shape,
-    head: Head,
-    n: int,
-    lengths: Sequence[int],
-    options: StreamOptions,
-    keeper: Keeper | None,
-    way: Way,
-) -> AsyncIterator[bytes]:
-    """The events of a streamed answer; those that arrived together go out in one write. Pieces may go by `way`."""
-    counts = [0] * feed.size
-    ended: dict[int, Output] = {}
-    reasoned = 0
+class _Chunks:
+    """A streamed answer while it is written: what was told of each choice, and what its usage is so far."""
 
-    def so_far() -> Json:
-        if len(ended) < feed.size:  # what the cache gave is told at the end of each
-            return usage(sum(lengths), sum(counts), None, None)
-        return usage(sum(lengths), sum(counts), sum(ended[i].cached_tokens for i in range(0, feed.size, n)), reasoned)
+    def __init__(
+        self,
+        feed: Feed,
+        shape: Shape,
+        head: Head,
+        n: int,
+        lengths: Sequence[int],
+        options: StreamOptions,
+        keeper: Keeper | None,
+        way: Way,
+    ) -> None:
+        """`n`: choices of a prompt. `lengths`: of the prompts, known when it is read. Pieces may go by `way`."""
+        self._feed = feed
+        self._shape = shape
+        self._head = head
+        self._n = n
+        self._lengths = lengths
+        self._options = options
+        self._keeper = keeper
+        self._way = way
+        self._counts = [0] * feed.size  # tokens of each choice
+        self._ended: dict[int, Output] = {}
+        self._num_reasoned = 0  # tokens
+        self._writers: dict[int, Callable[[Delta], bytes | None]] = {}  # of the pieces of each choice
 
-    def chunk(choice: Json, **kept: object) -> bytes:
-        more: Json = dict(kept)
-        if options.continuous_usage_stats:
-            more["usage"] = so_far()
-        elif options.include_usage:
-            more["usage"] = None
-        return chunk_event(head.around(shape.chunk_name, [choice], **more))
-
-    def piece(index: int, delta: Delta) -> bytes | None:
-        choice = shape.piece(index, delta)
-        return None if choice is None else chunk(choice)
-
-    def writer(index: int) -> Callable[[Delta], bytes | None]:
-        """What writes the pieces of a choice."""
-        if options.continuous_usage_stats or not shape.says_text_alone(index):
-            return partial(piece, index)
-        frame = Frame(lambda text: piece(index, Delta(text)) or b"")
-        return lambda delta: frame.around(delta.text) if delta.text else None
-
-    writers: dict[int, Callable[[Delta], bytes | None]] = {}
-
-    def told(one: Piece) -> bytes:
-        index, delta = one.index, one.delta
-        counts[index] += len(delta.token_ids)
-        if index not in writers:
-            writers[index] = writer(index)
-        return writers[index](delta) or b""
-
-    def write(pieces: Sequence[Piece]) -> bool:
-        is_free = way.is_free()
-        if is_free:
-            way.write(b"".join(map(told, pieces)))
-        return is_free
-
-    feed.lead(write)
-    openings = [shape.opening(index) for index in range(feed.size)]
-    if any(openings):
-        yield b"".join(chunk(opening) for opening in openings if opening is not None)
-    async for events in feed.batches():
-        written: list[bytes] = []
-        for one in events:
-            match one:
-                case Piece():
-                    written.append(told(one))
-                case Ended(index, output):
-                    counts[index], ended[index] = output.completion_tokens, output
-                    reasoned += shape.reasoning_tokens(output)
-                    kept: Json = {}
-                    if keeper is not None:  # before its client reads that the answer is whole
+    async def events(self) -> AsyncIterator[bytes]:
+        """Those that arrived together go out in one write."""
+        self._feed.lead(self._write)
+        openings = [self._shape.opening(index) for index in range(self._feed.size)]
+        if any(openings):
+            yield b"".join(self._chunk(opening) for opening in openings if opening is not None)
+        async for events in self._feed.batches():
+            written: list[bytes] = []
+            for one in events:
+                match one:
+                    case Piece():
+                        written.append(self._told(one))
+                    case Ended(index, output):
                         try:
-                            kept = await keeper.keep(shape.whole(index, output), output, so_far())
+                            kept = await self._take_end(index, output)
                         except ApiError as refusal:
                             yield b"".join([*written, event(to_json(refusal.body())), DONE])
                             return
-                    written.append(chunk(shape.ending(index, output), **kept))
-                case Failed(_, error):
-                    written += [event(to_json(as_api_error(error).body())), DONE]
-                    yield b"".join(written)
-                    return
-        yield b"".join(written)
-    if options.include_usage:
-        yield event(to_json(head.around(shape.chunk_name, [], usage=so_far())))
-    yield DONE
+                        written.append(self._chunk(self._shape.ending(index, output), **kept))
+                    case Failed(_, error):
+                        yield b"".join([*written, event(to_json(as_api_error(error).body())), DONE])
+                        return
+            yield b"".join(written)
+        if self._options.include_usage:
+            yield event(to_json(self._head.around(self._shape.chunk_name, [], usage=self._usage())))
+        yield DONE
+
+    def _write(self, pieces: Sequence[Piece]) -> bool:
+        """By the way, where that is free."""
+        is_free = self._way.is_free()
+        if is_free:
+            self._way.write(b"".join(map(self._told, pieces)))
+        return is_free
+
+    def _told(self, one: Piece) -> bytes:
+        index, delta = one.index, one.delta
+        self._counts[index] += len(delta.token_ids)
+        if index not in self._writers:
+            self._writers[index] = self._writer(index)
+        return self._writers[index](delta) or b""
+
+    def _writer(self, index: int) -> Callable[[Delta], bytes | None]:
+        """What writes the pieces of a choice."""
+        if self._options.continuous_usage_stats or not self._shape.says_text_alone(index):
+            return partial(self._piece, index)
+        frame = Frame(lambda text: self._piece(index, Delta(text)) or b"")
+        return lambda delta: frame.around(delta.text) if delta.text else None
+
+    def _piece(self, index: int, delta: Delta) -> bytes | None:
+        choice = self._shape.piece(index, delta)
+        return None if choice is None else self._chunk(choice)
+
+    def _chunk(self, choice: Json, **kept: object) -> bytes:
+        more: Json = dict(kept)
+        if self._options.continuous_usage_stats:
+            more["usage"] = self._usage()
+        elif self._options.include_usage:
+            more["usage"] = None
+        return chunk_event(self._head.around(self._shape.chunk_name, [choice], **more))
+
+    async def _take_end(self, index: int, output: Output) -> Json:
+        """Of a choice that is whole. What its keeper tells beside, who has kept it before its client reads of the end.
+
+        Raises:
+            ApiError: it cannot be kept.
+        """
+        self._counts[index], self._ended[index] = output.completion_tokens, output
+        self._num_reasoned += self._shape.reasoning_tokens(output)
+        if self._keeper is None:
+            return {}
+        return await self._keeper.keep(self._shape.whole(index, output), output, self._usage())
+
+    def _usage(self) -> Json:
+        """So far."""
+        num_prompt, num_generated = sum(self._lengths), sum(self._counts)
+        if len(self._ended) < self._feed.size:  # what the cache gave is told at the end of each
+            return usage(num_prompt, num_generated, None, None)
+        num_cached = sum(self._ended[i].cached_tokens for i in range(0, self._feed.size, self._n))
+        return usage(num_prompt, num_generated, num_cached, self._num_reasoned)
 
 
 def _card(service: Service, name: str) -> Json:
