@@ -323,17 +323,19 @@ class _Chunks:
 
     def _write(self, pieces: Sequence[Piece]) -> bool:
         """By the way, where that is free."""
-        is_free = self._way.is_free()
+        way = self._way
+        is_free = way.is_free()
         if is_free:
-            self._way.write(b"".join(map(self._told, pieces)))
+            way.write(b"".join(map(self._told, pieces)))
         return is_free
 
     def _told(self, one: Piece) -> bytes:
         index, delta = one.index, one.delta
         self._counts[index] += len(delta.token_ids)
-        if index not in self._writers:
-            self._writers[index] = self._writer(index)
-        return self._writers[index](delta) or b""
+        write = self._writers.get(index)
+        if write is None:
+            write = self._writers[index] = self._writer(index)
+        return write(delta) or b""
 
     def _writer(self, index: int) -> Callable[[Delta], bytes | None]:
         """What writes the pieces of a choice."""
