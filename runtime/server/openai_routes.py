@@ -292,7 +292,7 @@ class _Chunks:
         self._counts = [0] * feed.size  # tokens of each choice
         self._ended: dict[int, Output] = {}
         self._num_reasoned = 0  # tokens
-        self._writers: dict[int, Callable[[Delta], bytes | None]] = {}  # of the pieces of each choice
+        self._frames: dict[int, Frame | None] = {}  # of each choice; None: its pieces differ in more than a text
 
     async def events(self) -> AsyncIterator[bytes]:
         """Those that arrived together go out in one write."""
@@ -332,21 +332,17 @@ class _Chunks:
     def _told(self, one: Piece) -> bytes:
         index, delta = one.index, one.delta
         self._counts[index] += len(delta.token_ids)
-        write = self._writers.get(index)
-        if write is None:
-            write = self._writers[index] = self._writer(index)
-        return write(delta) or b""
+        if index not in self._frames:
+            in_frame = not self._options.continuous_usage_stats and self._shape.says_text_alone(index)
+            self._frames[index] = Frame(lambda text: self._piece(index, Delta(text))) if in_frame else None
+        frame = self._frames[index]
+        if frame is None:
+            return self._piece(index, delta)
+        return frame.around(delta.text) if delta.text else b""
 
-    def _writer(self, index: int) -> Callable[[Delta], bytes | None]:
-        """What writes the pieces of a choice."""
-        if self._options.continuous_usage_stats or not self._shape.says_text_alone(index):
-            return partial(self._piece, index)
-        frame = Frame(lambda text: self._piece(index, Delta(text)) or b"")
-        return lambda delta: frame.around(delta.text) if delta.text else None
-
-    def _piece(self, index: int, delta: Delta) -> bytes | None:
+    def _piece(self, index: int, delta: Delta) -> bytes:
         choice = self._shape.piece(index, delta)
-        return None if choice is None else self._chunk(choice)
+        return b"" if choice is None else self._chunk(choice)
 
     def _chunk(self, choice: Json, **kept: object) -> bytes:
         more: Json = dict(kept)

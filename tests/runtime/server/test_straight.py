@@ -252,10 +252,13 @@ def test_a_fault_in_writing_a_piece_is_its_readers_and_not_whoever_brings_it() -
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["text", "more than text"])
 @pytest.mark.parametrize("how", ["answered", "closed", "left"])
-def test_requests_that_are_over_leave_nothing_for_pythons_garbage(client: httpx2.Client, url: str, how: str) -> None:
+def test_requests_that_are_over_leave_nothing_for_pythons_garbage(
+    client: httpx2.Client, url: str, how: str, more: dict[str, int]
+) -> None:
     """On a connection that stays open, on one that is closed then, on one that is closed in the middle of a stream."""
-    asked = {"prompt": "the cat", "max_tokens": 3 if how != "left" else 500, "ignore_eos": True}
+    asked = {"prompt": "the cat", "max_tokens": 3 if how != "left" else 500, "ignore_eos": True, **more}
 
     def ask(stream: bool) -> None:
         if how == "answered":
