@@ -20,6 +20,7 @@ from functools import cache
 import numpy as np
 
 from niwaki.kernels.first_start import begin_beside
+from niwaki.kernels.later import ASKS_LATER, MOST
 from niwaki.kernels.layers import begin, end, is_free, work
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import NOTHING, Partial
@@ -87,7 +88,7 @@ class Crew:
         begin_beside()
         self._geometry = geometry
         self._numbers = np.array([geometry.eps, geometry.norm_offset, geometry.scale])
-        self._length = START + 3 * num_lines
+        self._length = START + 3 * num_lines + (MOST if ASKS_LATER else 0)
         self._blocks: list[Int64s] = []
         self._num_steps = 0
         self._helpers: list[Helper] = []

@@ -26,6 +26,7 @@ from niwaki.kernels.calls import call_at
 from niwaki.kernels.coded_line import KERNEL, OUT
 from niwaki.kernels.few_pairs import columns_by_pairs
 from niwaki.kernels.jit import jit
+from niwaki.kernels.later import ASKS_LATER, pieces_of
 from niwaki.kernels.linear import columns_of as columns_of_few
 from niwaki.kernels.linear import widened
 from niwaki.kernels.linear_tiles import ROWS_AT_ONCE, columns_of, lay_pairs, ranges_of, units_of
@@ -60,6 +61,7 @@ from niwaki.kernels.pieces import (
     MIXED,
     NESTED,
     NORM,
+    NUM_ASKS,
     NUM_LINES,
     NUM_LONG,
     NUM_PAGES,
@@ -99,6 +101,7 @@ from niwaki.kernels.pieces import (
     WANTED,
     WORDS,
     WRITES,
+    asked_with,
     blocks_of_packed,
     cut,
     parts_of,
@@ -115,7 +118,7 @@ from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.silu_mul import silu_mul_rows
 from niwaki.kernels.store_kv import rope_store_rows
 from niwaki.kernels.tile_attention import attend_heads
-from niwaki.kernels.tiles import WHOLE, has_matrix_unit
+from niwaki.kernels.tiles import ROWS, WHOLE, has_matrix_unit
 
 # A single token, of a long row whose last one alone is wanted, goes as one that decodes: a stack of it takes as long as
 # of sixteen queries. Keys near, of 1,000 and 4,000: 0.43 and 0.46 of the time (niwaki-tiny), 0.68 and 0.79 (L15), 0.41
@@ -147,6 +150,12 @@ def begin(
     block[ROOTS] = roots
     block[NUM_LONG], block[LONG] = long.shape[0], long.ctypes.data
     block[MIXED], block[LSE] = mixed.ctypes.data, lse.ctypes.data
+    block[NUM_ASKS] = 0
+    if ASKS_LATER and ROWS < positions.shape[0] <= ROWS_AT_ONCE:
+        page_bytes = block[PAGE_SIZE] * block[KV_HEADS] * block[HEAD_DIM] * 2
+        block[NUM_ASKS] = pieces_of(
+            pages, table_row, length, first_key, block[PAGE_SIZE], page_bytes, block[START + 3 * table.shape[0] :]
+        )  # fmt: skip
     cut(block)
     tell(block, STEP, step)
 
@@ -228,7 +237,13 @@ def _help(block: Int64s, i: int, like: Array) -> None:
                         laid_block = unit // ranges
                         top = laid_block * ROWS_AT_ONCE
                         laid = lay_pairs(rows_at(x + top * line[5] * 2, min(rows - top, ROWS_AT_ONCE), line[5], like))
-                    _tiles(block, line, rows, x, out, laid, laid_block, unit % ranges, ranges, like)
+                    keys, values, ask, end_ask = 0, 0, 0, 0
+                    if block[NUM_ASKS] and not line[1]:
+                        keys, values, ask, end_ask = asked_with(block, i + behind + number, unit)
+                    _tiles(
+                        block, line, rows, x, out, laid, laid_block, unit % ranges, ranges, keys, values, ask, end_ask,
+                        like
+                    )  # fmt: skip
             elif kind == CODED:
                 out = line[OUT] if line[OUT] else block[LOGITS]
                 call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
@@ -266,15 +281,15 @@ def _help(block: Int64s, i: int, like: Array) -> None:
 @jit(inline=True)
 def _tiles(
     block: Int64s, line: Int64s, rows: int, x: int, place: int, laid: Float32s, laid_block: int, number: int,
-    ranges: int, like: Array,
+    ranges: int, keys: int, values: int, ask: int, end_ask: int, like: Array,
 ) -> None:  # fmt: skip
-    """As `_columns`, of x and to the place that are given."""
-    outputs = line[6]
+    """As `_columns`, of x and to the place that are given, and what is asked for meanwhile."""
+    outputs, asks = line[6], START + 3 * block[NUM_LINES]
     out = rows_at(place if place else block[LOGITS], rows, outputs, like)
     bias = row_at(line[7], outputs if line[7] else 0, like)
     columns_of(
         laid, rows_at(x, rows, line[5], like), rows_at(line[3], outputs, line[5], like), bias, out, laid_block,
-        number, ranges
+        number, ranges, block[asks : asks + block[NUM_ASKS]], keys, values, ask, end_ask
     )  # fmt: skip
 
 

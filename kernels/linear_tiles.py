@@ -25,8 +25,9 @@ from niwaki.kernels.few_pairs import AT_ONCE, MAX_ROWS, fits_pairs, put_few
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.numeric import load
 from niwaki.kernels.operand import Array
-from niwaki.kernels.pair_products import OUTPUTS, sum_of_one, sum_of_two
+from niwaki.kernels.pair_products import OUTPUTS, sum_of_one, sum_of_two, sum_of_two_and_ask
 from niwaki.kernels.partial import Float32s
+from niwaki.kernels.segments import Int64s
 from niwaki.kernels.simd import LANES, multiply_add, splat
 from niwaki.kernels.simd_memory import load16, prefetch_to_write, store16, store_pair, transpose16, transpose16_apart
 from niwaki.kernels.tiles import ROWS, aligned
@@ -39,6 +40,7 @@ ROWS_AT_ONCE = 64
 
 # Products (rows x inputs x outputs) from which threads pay, as in packed.py.
 MIN_PARALLEL_PRODUCTS = 500_000_000
+NOTHING_LATER = np.empty(0, np.int64)
 
 
 def takes(x: Array, weight: Array) -> bool:
@@ -94,7 +96,7 @@ def _units(x: Array, weight: Array, bias: Array, out: Array, parts: int, first: 
         if unit // ranges != block:
             block = unit // ranges
             laid = lay_pairs(x[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE])
-        columns_of(laid, x, weight, bias, out, block, unit % ranges, ranges)
+        columns_of(laid, x, weight, bias, out, block, unit % ranges, ranges, NOTHING_LATER, 0, 0, 0, 0)
 
 
 _all_units = for_any_thread(_units)
@@ -131,10 +133,11 @@ def lay_pairs(x: Array) -> Float32s:
 
 @jit()
 def columns_of(
-    laid: Float32s, x: Array, weight: Array, bias: Array, all_out: Array, block: int, number: int, ranges: int
-) -> None:
+    laid: Float32s, x: Array, weight: Array, bias: Array, all_out: Array, block: int, number: int, ranges: int,
+    asks: Int64s, keys: int, values: int, ask: int, end_ask: int,
+) -> None:  # fmt: skip
     """Range `number` of so many `ranges` of outputs, for the block of rows of x that `lay_pairs` laid out. Inputs are a
-    multiple of SLICE, outputs of ROWS."""
+    multiple of SLICE, outputs of ROWS. Meanwhile memory is asked for pieces `ask` to `end_ask` of later.py."""
     out = all_out[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE]
     flat_x = x[block * ROWS_AT_ONCE : (block + 1) * ROWS_AT_ONCE].reshape(-1)
     all_rows, rows = out.shape[0], _rows_in_lanes(out.shape[0])
@@ -159,7 +162,16 @@ def columns_of(
                 place = sums0 + ((some - output) // ROWS * 2 * ROWS + some % ROWS) * LANES
                 for row in range(some - output, min(some - output + OUTPUTS, rows - group * ROWS)):
                     prefetch_to_write(flat_out, first + row * out_stride)  # else each waits for the one before
-                if sides == 2:
+                if sides == 2 and ask < end_ask:
+                    is_value = ask >= asks.shape[0]
+                    own = ask - asks.shape[0] if is_value else ask
+                    pieces = min(depth, (end_ask if is_value else min(end_ask, asks.shape[0])) - ask)
+                    sum_of_two_and_ask(
+                        sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead, asks, own,
+                        values if is_value else keys, pieces
+                    )  # fmt: skip
+                    ask += pieces
+                elif sides == 2:
                     sum_of_two(sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead)
                 else:
                     sum_of_one(sums, place, APART, flat, some * inputs, stride, laid, at, depth, ahead)

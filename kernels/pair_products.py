@@ -33,6 +33,7 @@ TILE = ROWS * LINE  # bytes
 HALF, HALF_INTS = ir.VectorType(ir.FloatType(), LANES // 2), ir.VectorType(ir.IntType(32), LANES // 2)
 OUTPUTS = 8  # at once of two groups
 SUMS = 16  # in registers at once
+ASKED = WORDS * LINE  # bytes
 
 
 @intrinsic
@@ -51,6 +52,30 @@ def _sum_of_two(typing, sums, at, apart, weight, place, stride, laid, laid_at, s
     Memory is asked for the words of W that lie `ahead` bytes behind.
     """
     return _call(2, OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
+
+
+@intrinsic
+def _sum_of_two_and_ask(
+    typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead, asks, ask, pool, count
+):  # fmt: skip
+    """As `sum_of_two`. With slice i memory is also asked, into the second cache, for ASKED bytes from the address
+    pool + asks[ask + min(i, count - 1)] on."""
+    kinds = (sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead, asks, ask, pool, count)
+
+    def generate(context, builder, signature, args):
+        if not multiplies_pairs():
+            return context.get_dummy_value()
+        starts = [
+            builder.bitcast(element_pointer(context, builder, signature, args, i), POINTER) for i in (0, 3, 6, 10)
+        ]
+        numbers = [context.cast(builder, args[i], kinds[i], types.int64) for i in (2, 5, 8, 9, 12, 13)]
+        sums, weight, laid, asks = starts
+        apart, stride, slices, ahead, pool, count = numbers
+        function = _function(builder.module, 2, OUTPUTS, False, True)
+        builder.call(function, [sums, apart, weight, stride, laid, slices, ahead, asks, pool, count])
+        return context.get_dummy_value()
+
+    return types.void(*kinds), generate
 
 
 @intrinsic
@@ -114,16 +139,17 @@ def _call(groups: int, outputs: int, *kinds):
     return types.void(*kinds), generate
 
 
-def _function(module, groups: int, outputs: int, goes_on: bool):
+def _function(module, groups: int, outputs: int, goes_on: bool, asks: bool = False):
     """The function (sums, apart, weight, stride or step, laid, slices, ahead, and what is asked for by those that add);
     one in each module. Of no whole group: of eight rows."""
-    name = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}"
+    name = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}{'_and_asks' * asks}"
     if name in module.globals:
         return module.globals[name]
     floats, ints = (FLOATS, INTS) if groups else (HALF, HALF_INTS)
     groups = max(groups, 1)
     chains = SUMS // (groups * outputs)
-    kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG] + [POINTER, POINTER] * goes_on
+    kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG]
+    kinds += [POINTER, POINTER] * goes_on + [POINTER, LONG, LONG] * asks
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     function.linkage = "internal"
     function.attributes.add("noinline")  # kernels get shorter, and are as quick
@@ -147,6 +173,12 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     number, words, pairs = builder.phi(LONG), builder.phi(POINTER), builder.phi(POINTER)
     lines = builder.phi(POINTER) if goes_on else None
     so_far = [builder.phi(floats) for _ in range(SUMS)]  # of the second group or of odd words from `outputs` on
+    if asks:
+        offsets, pool, count = asked
+        last = builder.sub(count, LONG(1))
+        place = builder.select(builder.icmp_unsigned("<", number, last), number, last)
+        offset = builder.load(builder.bitcast(builder.gep(offsets, [builder.mul(place, LONG(8))]), LONG.as_pointer()))
+        later = builder.inttoptr(builder.add(pool, offset), POINTER)
     builder.branch(inner)
 
     builder.position_at_end(inner)
@@ -160,6 +192,8 @@ def _function(module, groups: int, outputs: int, goes_on: bool):
     else:
         row = builder.and_(builder.udiv(word, LONG(chains)), LONG(outputs - 1))  # a line of each row in every slice
         ask_for(builder, builder.gep(words, [builder.add(builder.mul(row, stride), ahead)]))
+        if asks:
+            ask_for(builder, builder.gep(later, [builder.mul(word, LONG(LINE))]), level=2)
     after = []
     for chain in range(chains):
         here = builder.add(word, LONG(chain))
@@ -242,9 +276,11 @@ def _multiplied(builder, word, pairs, total):
 
 
 Sum = Callable[[Array, int, int, Array, int, int, Array, int, int, int], None]
+Asking = Callable[[Array, int, int, Array, int, int, Array, int, int, int, Array, int, int, int], None]
 Addition = Callable[[Array, int, int, Array, int, int, Array, int, int, Array, int, Array, int, int], None]
 sum_of_one = cast("Sum", _sum_of_one)
 sum_of_two = cast("Sum", _sum_of_two)
+sum_of_two_and_ask = cast("Asking", _sum_of_two_and_ask)
 sum_of_tall = cast("Sum", _sum_of_tall)
 sum_of_half = cast("Sum", _sum_of_half)
 add_to_two = cast("Addition", _add_to_two)

@@ -20,7 +20,8 @@ NUM_SEGMENTS, SEGMENTS, SEGMENT_TOKENS = range(19, 22)  # as `plan.FlatSegments`
 NUM_LONG, LONG, MIXED, LSE = range(22, 26)  # as `plan.FlatRows`, and `Partial`
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, NUM_PAGES, NUMBERS = range(26, 32)
 ROOTS = 32  # the first so many segments begin with the first key, and have no tokens in common
-START = 33  # pieces, then pieces taken, then pieces done, of each line
+NUM_ASKS = 33  # as later.py makes them
+START = 34  # pieces, then pieces taken, then pieces done, of each line; then where memory is asked
 
 TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 
@@ -157,6 +158,33 @@ def shares_of_heads(block: Int64s, places: int) -> int:
     """Into how many shares heads are divided that read the same keys at so many places. Memory answers quickest when
     all heads read what lies side by side in a page, so not at all where there are places enough for every thread."""
     return 1 if places >= 2 * block[THREADS] else min(block[KV_HEADS], block[THREADS])
+
+
+@jit()
+def asked_with(block: Int64s, i: int, unit: int) -> tuple[int, int, int, int]:
+    """The pools of the next attention behind line `i`, of TILES, and which of its pieces of later.py, first those of
+    keys, are asked for with this unit of so many: as large a part as the unit is of all products between."""
+    lines = block[NUM_LINES]
+    table = rows_at(block[LINES], lines, LINE_WIDTH, block)
+    first, last = i, i
+    while first > 0 and table[first - 1, 0] != OWN:
+        first -= 1
+    while last < lines and table[last, 0] != OWN:
+        last += 1
+    if last == lines or table[last, 1]:
+        return 0, 0, 0, 0
+    before, total = 0, 0
+    for number in range(first, last):
+        if table[number, 0] == TILES:
+            products = table[number, 5] * table[number, 6]
+            total += products
+            before += products if number < i else 0
+    units, own = units_of(block[TOKENS], table[i, 6], parts_of(block)), table[i, 5] * table[i, 6]
+    all_pieces = 2 * block[NUM_ASKS]
+    return (
+        table[last, 4], table[last, 5], all_pieces * (before * units + own * unit) // (total * units),
+        all_pieces * (before * units + own * (unit + 1)) // (total * units)
+    )  # fmt: skip
 
 
 @jit()
