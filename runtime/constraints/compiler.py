@@ -29,8 +29,8 @@ from niwaki.runtime.api import (
 from niwaki.runtime.api.errors import StopRegexError
 from niwaki.runtime.constraints.automaton import START, ByteDfa, from_edges, from_texts
 from niwaki.runtime.constraints.composed import ComposedConstraint
-from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, build_here
-from niwaki.runtime.constraints.grammar_source import GrammarSource
+from niwaki.runtime.constraints.grammar_engine import GrammarConstraint
+from niwaki.runtime.constraints.grammar_source import GrammarSource, build_here
 from niwaki.runtime.constraints.grammar_vocabulary import GrammarVocabulary
 from niwaki.runtime.constraints.guidance import give_way
 from niwaki.runtime.constraints.matcher import AutomatonConstraint

@@ -17,19 +17,16 @@ from llguidance import LLMatcher, LLTokenizer
 from niwaki.runtime.api import ConstraintError
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_endings import KnownEnds
-from niwaki.runtime.constraints.grammar_forced import NOTHING_AHEAD, Ahead, forced_run, look_ahead
-from niwaki.runtime.constraints.grammar_loops import Loops, open_behind, open_string
+from niwaki.runtime.constraints.grammar_forced import NOTHING_AHEAD, Ahead, ForcedRun, forced_run, look_ahead
+from niwaki.runtime.constraints.grammar_loops import STRING, Loops, open_behind, open_string
 from niwaki.runtime.constraints.grammar_places import Place, Places, Step
-from niwaki.runtime.constraints.grammar_source import GrammarSource
+from niwaki.runtime.constraints.grammar_source import GrammarSource, build_here
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.grammar_way import FAR, WayToEnd
 from niwaki.runtime.constraints.guidance import (
-    MAX_ITEMS,
-    MAX_SCHEMA_ITEMS,
     SEARCH_EFFORT,
     Effort,
     Native,
-    build,
     short_reason,
     short_text,
 )
@@ -53,12 +50,6 @@ MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which ea
 
 
 Build: TypeAlias = Callable[[GrammarSource, LLTokenizer], LLMatcher]
-
-
-def build_here(source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
-    """See `guidance.build`."""
-    max_items = MAX_SCHEMA_ITEMS if source.is_json else MAX_ITEMS
-    return build(source.text, tokenizer, is_shallow=source.is_small, max_items=max_items)
 
 
 class GrammarConstraint:
@@ -194,9 +185,7 @@ class GrammarMatcher:
             row.view(np.uint32)[:] = self._constraint.words.vocabulary.eos_words
             return
         self._native.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
-        failure = self.failure()
-        if failure is not None:
-            raise failure
+        self._check()
 
     def fill_mask_within(self, row: MaskRow, remaining: int) -> None:
         self.fill_mask(row)
@@ -204,9 +193,10 @@ class GrammarMatcher:
     def known_mask(self, remaining: int) -> npt.NDArray[np.uint32] | None:
         place, ahead = self._places[-1], self._ahead
         mask = None if place is None else place.mask
-        if mask is not None or ahead is None or ahead.mask is None or ahead.forced.text:
+        if mask is not None or ahead is None:
             return mask
-        return self.learn(ahead.mask)
+        mask = ahead.mask_here()
+        return mask if mask is None or place is None else self._constraint.places.learn(place, mask)
 
     def admits(self, token_id: int, remaining: int) -> bool:
         words = self._constraint.words
@@ -285,17 +275,20 @@ class GrammarMatcher:
 
     def new_mask(self) -> npt.NDArray[np.uint32]:
         """That of `fill_mask` where it is not known, kept for every text that comes by; do not write to it."""
-        row, address, size = self._constraint.words.scratch()
         native = self._native if self._num_untold else self._matcher
+        found = self._put_together(native)
+        if found is not None:
+            return found
+        row, address, size = self._constraint.words.scratch()
         native.unsafe_compute_mask_ptr(address, size)
-        found = self.learn(row)
+        self._check()
+        place = self._places[-1]
+        found = row if place is None else self._constraint.places.learn(place, row)
         return row.copy() if found is row else found
 
     def learn(self, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Keep what llguidance's matcher says here: `new_mask`."""
-        failure = self.failure()
-        if failure is not None:
-            raise failure
+        self._check()
         place = self._places[-1]
         if place is None:
             return mask
@@ -305,12 +298,39 @@ class GrammarMatcher:
             self._find_loop(loops, place, mask)
         return places.learn(place, mask)
 
-    def _find_loop(self, loops: Loops, place: Place, mask: npt.NDArray[np.uint32]) -> None:
-        """Where the first of its tokens comes. Most places are told by their masks: inside a string that is free any
-        character may follow."""
+    def _check(self) -> None:
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+
+    def _put_together(self, native: Native) -> npt.NDArray[np.uint32] | None:
+        """The mask where it is told by what all free strings have in common, or by the text that must follow."""
+        words, ahead, place = self._constraint.words, self._ahead, self._places[-1]
+        if ahead is not None and ahead.forced.text:
+            return None
+        places = self._constraint.places
+        loops = places.loops  # another text may begin meanwhile
+        if loops is not None and place is not None and self._tokens:
+            self._find_loop(loops, place)
+            if place.loop == STRING:
+                mask = words.open_strings.mask(native, may_be_key=loops.has_keys)
+                self._check()
+                return places.learn(place, mask)
+        text = native.compute_ff_bytes() if ahead is None or ahead.is_spent else b""
+        if not text:
+            return None
+        self._check()
+        self._ahead = Ahead(Forced(text, b""), None, ForcedRun(text, words))
+        return self.known_mask(ANY_LENGTH)
+
+    def _find_loop(self, loops: Loops, place: Place, mask: npt.NDArray[np.uint32] | None = None) -> None:
+        """Where the first of its tokens comes. Inside a string that is free any character may follow."""
         words, tokens = self._constraint.words, self._tokens
         behind = words.stays[tokens[-1]]
-        if behind & loops.string_behind and words.allows_byte(mask, TILDE):
+        if behind & loops.string_behind:
+            tilde = words.ids[TILDE]
+            if not (self._native.validate_tokens([tilde]) if mask is None else words.allows_byte(mask, TILDE)):
+                return
             opened = open_string(words.text_of(tokens[-3:])) or self._opened()
         elif behind & loops.number_behind and b"." in words.text_of(tokens[-2:]):
             opened = self._opened()
@@ -408,7 +428,7 @@ class GrammarMatcher:
         if self._ended:
             return NOTHING_FORCED
         ahead = self._ahead
-        if ahead is None:
+        if ahead is None or ahead.mask is None:
             ahead = look_ahead(self._native, self._constraint.words)
             self._ahead = None if ahead is NOTHING_AHEAD else ahead
         if place is not None:
@@ -474,6 +494,5 @@ class GrammarMatcher:
         return None if ending is None or ending.num_tokens > budget else tuple(ending.tokens())
 
     def _not_allowed(self, token_id: int) -> ConstraintError:
-        return ConstraintError(
-            f"token {token_id} is not allowed by the constraint after {len(self._places) - 1} tokens"
-        )
+        num_tokens = len(self._places) - 1
+        return ConstraintError(f"token {token_id} is not allowed by the constraint after {num_tokens} tokens")

@@ -30,21 +30,61 @@ def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:
     return tuple(run)
 
 
+class ForcedRun:
+    """The masks along a text that must be written: the tokens that write a part of it. Where one may write more than
+    the rest of it, its mask is not known here."""
+
+    __slots__ = ("_first", "_is_whole", "_rows", "_words", "text")
+
+    def __init__(self, text: bytes, words: GrammarVocabulary) -> None:
+        self.text = text
+        self._words = words
+        self._first = 0  # the place of the first of these rows
+        self._rows = NO_ROWS
+        self._is_whole = NO_FLAGS
+
+    def mask(self, place: int) -> npt.NDArray[np.uint32] | None:
+        """Behind so many bytes of the text; do not write to it."""
+        number = place - self._first
+        if number >= len(self._rows):
+            num_words = self._words.vocabulary.num_words
+            count = min(len(self.text) - place, max(1, ROWS_BYTES // (4 * num_words)))
+            self._rows, self._is_whole = self._words.written_within(self.text[place:], count)
+            self._first, number = place, 0
+        return self._rows[number] if self._is_whole[number] else None
+
+
 class Ahead(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What a text must go on with, and the mask behind that, where it was worked out."""
+    """What a text must go on with, and the mask behind that, where it was worked out; without it, it is not known what
+    may follow behind."""
 
     forced: Forced
     mask: npt.NDArray[np.uint32] | None = None
+    run: ForcedRun | None = None  # that the text came to, of which the rest is forced
 
     def behind(self, text: bytes) -> Ahead | None:
-        """What is left of it once this was written; None where more than it was, or it is not known what follows."""
+        """What is left of it once this was written; None where more than it was."""
         own = self.forced.text
-        if self.mask is None or not text or not own.startswith(text):
+        if not text or not own.startswith(text):
             return None
         rest = own[len(text) :]
-        return Ahead(Forced(rest, self.forced.follow) if rest else NOTHING_FORCED, self.mask)
+        return Ahead(Forced(rest, self.forced.follow) if rest else NOTHING_FORCED, self.mask, self.run)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all of it was written, and it is not known what may follow."""
+        return not self.forced.text and self.mask is None
+
+    def mask_here(self) -> npt.NDArray[np.uint32] | None:
+        """Before what is forced, where it is known; do not write to it."""
+        if self.run is None or not self.forced.text:
+            return self.mask
+        return self.run.mask(len(self.run.text) - len(self.forced.text))
 
 
+ROWS_BYTES: Final = 32 * 1024  # that are made together: as long as a text may be, few of its places are asked for
+NO_ROWS: Final = np.zeros((0, 0), np.uint32)
+NO_FLAGS: Final = np.zeros(0, np.bool_)
 NOTHING_AHEAD: Final = Ahead(NOTHING_FORCED)
 
 
@@ -54,9 +94,10 @@ def look_ahead(matcher: Native, words: GrammarVocabulary) -> Ahead:
     if not text:
         return NOTHING_AHEAD
     if len(text) > MAX_FORCED_BYTES:
-        return Ahead(Forced(text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1]))
+        follow = text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1]
+        return Ahead(Forced(text[:MAX_FORCED_BYTES], follow), None, ForcedRun(text, words))
     place = matcher.deep_copy()
     place.consume_tokens([words.ids[byte] for byte in text])
     row = np.zeros(words.vocabulary.num_words, np.uint32)
     place.unsafe_compute_mask_ptr(address_of(row), row.nbytes)
-    return NOTHING_AHEAD if place.is_error() else Ahead(Forced(text, words.in_row(row)), row)
+    return NOTHING_AHEAD if place.is_error() else Ahead(Forced(text, words.in_row(row)), row, ForcedRun(text, words))

@@ -58,13 +58,14 @@ class Loops:
     """Of one grammar without `ONCE_...`, the terminals of arrays that allow no item twice. `string_behind` and
     `number_behind`: of what tokens (`LETTERS` and so on) one is the last where such a loop is worth looking for."""
 
-    __slots__ = ("_begins", "_num_counted", "_texts", "number_behind", "string_behind")
+    __slots__ = ("_begins", "_num_counted", "_texts", "has_keys", "number_behind", "string_behind")
 
     def __init__(self, grammar: str) -> None:
         self._texts: list[bytes] = []  # of all literals
         self._begins = b""  # that a string of a pattern may begin with; others beyond ASCII, too
         self._num_counted = 0  # characters behind which no string is one whose length is still counted
         self.string_behind = self.number_behind = 0
+        self.has_keys = False  # whether one may be a `KEY`
         literals: set[str] = set()
         has_strings = has_numbers = False
         try:
@@ -74,8 +75,10 @@ class Loops:
                     if body.startswith("%json"):  # which only the engine reads
                         return
                     literals.update(_LITERAL.findall(body))
+                    self.has_keys |= "KEY" in body
                 elif name in BASICS:
                     has_strings |= name in ("STRING", "KEY")
+                    self.has_keys |= name == "KEY"
                     has_numbers |= name == "NUMBER"
                 elif counted := _COUNTED.fullmatch(body):
                     least, most = counted.groups()

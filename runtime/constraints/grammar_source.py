@@ -10,10 +10,12 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Final
 
+from llguidance import LLMatcher, LLTokenizer
+
 from niwaki.runtime.api import ConstraintError, Grammar, JsonSchema, Spacing
 from niwaki.runtime.constraints.grammar_ebnf import lark_of_ebnf
 from niwaki.runtime.constraints.grammar_lark import lark_without_tails
-from niwaki.runtime.constraints.guidance import MAX_ITEMS, MAX_SCHEMA_ITEMS, tried
+from niwaki.runtime.constraints.guidance import MAX_ITEMS, MAX_SCHEMA_ITEMS, build, tried
 from niwaki.runtime.constraints.regex_growth import farthest_end, stands_once
 from niwaki.runtime.constraints.regex_language import Languages, TooManyTerms
 from niwaki.runtime.constraints.regex_lark import plain, terminal
@@ -111,6 +113,12 @@ class GrammarSource:
             ended,
             bool(is_json),
         )
+
+
+def build_here(source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
+    """See `guidance.build`."""
+    max_items = MAX_SCHEMA_ITEMS if source.is_json else MAX_ITEMS
+    return build(source.text, tokenizer, is_shallow=source.is_small, max_items=max_items)
 
 
 def source_of_schema(constraint: JsonSchema, seconds: float, word: bytes) -> GrammarSource:

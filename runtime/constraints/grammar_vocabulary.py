@@ -18,6 +18,7 @@ from niwaki.runtime.api import ConfigError
 from niwaki.runtime.constraints import kernels
 from niwaki.runtime.constraints.distinct import Pieces
 from niwaki.runtime.constraints.grammar_loops import LETTERS, NUMBER, QUOTE, STRING
+from niwaki.runtime.constraints.grammar_strings import OpenStrings
 from niwaki.runtime.constraints.guidance import CLOSING, ByteTokens, Native, tokenizer_of
 from niwaki.runtime.constraints.protocol import address_of
 from niwaki.runtime.constraints.vocabulary import Vocabulary, concatenated
@@ -118,6 +119,7 @@ class GrammarVocabulary(ByteTokens):
         super().__init__([int(self.ending(bytes([byte])).firsts[0]) for byte in range(256)])
         self._byte_words = np.array(self.ids) >> 5
         self._byte_bits = np.uint32(1) << (np.array(self.ids) & 31).astype(np.uint32)
+        self.open_strings = OpenStrings(vocabulary, self.tokenizer, self.ids)
         words = (piece for piece in vocabulary.token_bytes if piece and piece.isalpha())
         self.longest_word = max(words, key=len)
 
@@ -158,6 +160,22 @@ class GrammarVocabulary(ByteTokens):
         token_id = self.ids[byte]
         return bool(int(row[token_id >> 5]) >> (token_id & 31) & 1)
 
+    def written_within(self, text: bytes, count: int) -> tuple[kernels.Words, kernels.Flags]:
+        """See `kernels.written_within`, of the first `count` places."""
+        found = self.vocabulary
+        rows, is_whole = np.zeros((count, found.num_words), np.uint32), np.zeros(count, np.bool_)
+        kernels.written_within(
+            np.frombuffer(text, np.uint8),
+            found.roots,
+            found.node_bytes,
+            found.node_skips,
+            found.node_tokens,
+            found.tokens,
+            rows,
+            is_whole,
+        )
+        return rows, is_whole
+
     def ending(self, text: bytes) -> Ending:
         """The text, and from each of its places on the fewest tokens that write the rest."""
         firsts, ends = np.zeros(len(text), np.int32), np.zeros(len(text), np.int32)
@@ -187,6 +205,12 @@ def _stays(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> npt.N
     in_numbers = np.logical_and.reduceat((data >= ord("0")) & (data <= ord("9")), starts)
     is_word = (data >= 0x80) | np.isin(data, np.frombuffer(LETTERS_AND_DIGITS, np.uint8))
     has_letters = in_strings & np.logical_or.reduceat(is_word, starts)
+    # Or such as have them behind a quote that opens one, of which there are none behind another.
+    places = np.arange(len(data))
+    last_quote = np.maximum.reduceat(np.where(data == ord('"'), places, -1), starts)
+    last_letter = np.maximum.reduceat(np.where(is_word, places, -1), starts)
+    is_bare = np.logical_and.reduceat(data != ord("\\"), starts)
+    has_letters |= (last_quote >= 0) & (last_letter > last_quote) & is_bare & is_whole
     ends_open = data[offsets[1:] - 1] == ord('"')
     bits = ((in_strings, STRING), (in_numbers, NUMBER), (has_letters, LETTERS), (ends_open, QUOTE))
     found: npt.NDArray[np.uint8] = np.bitwise_or.reduce([is_so * np.uint8(bit) for is_so, bit in bits])

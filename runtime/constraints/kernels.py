@@ -202,6 +202,41 @@ def fewest_tokens(
 
 
 @jit
+def written_within(
+    text: Bytes,
+    roots: Ints,
+    node_bytes: Bytes,
+    node_skips: Ints,
+    node_tokens: Longs,
+    tokens: Ints,
+    rows: Words,
+    is_whole: Flags,
+) -> None:
+    """For each of the first places of `text`, as many as there are rows: a mask of the tokens that write what follows
+    there and no more. `is_whole`: no token writes the rest of the text and more.
+
+    `roots`: the node of each first byte, -1 where there is none. The rows are empty before.
+    """
+    for start in range(len(rows)):
+        node, at = roots[text[start]], start + 1
+        is_whole[start] = True
+        while node >= 0:
+            for i in range(node_tokens[node], node_tokens[node + 1]):
+                rows[start, tokens[i] >> 5] |= np.uint32(1) << np.uint32(tokens[i] & 31)
+            child, limit = node + 1, node_skips[node]
+            if at == len(text):
+                is_whole[start] = child == limit
+                break
+            node = -1
+            while child < limit:
+                if node_bytes[child] == text[at]:
+                    node = child
+                    break
+                child = node_skips[child]
+            at += 1
+
+
+@jit
 def token_path(firsts: Ints, ends: Ints, start: int, limit: int) -> Ints:
     """The tokens of `fewest_tokens` from `start` on, at most `limit` of them."""
     path = np.empty(min(limit, len(firsts) - start), np.int32)

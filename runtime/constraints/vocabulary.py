@@ -60,6 +60,11 @@ class Vocabulary:
         self.node_bytes = self.node_bytes[:count].copy()
         self.node_depths = self.node_depths[:count].copy()
         self.node_skips = self.node_skips[:count].copy()
+        self.roots = np.full(256, -1, np.int32)  # the node of each first byte, -1 where no token begins with it
+        node = 0
+        while node < count:
+            self.roots[self.node_bytes[node]] = node
+            node = int(self.node_skips[node])
         # Tokens that end at node n: tokens[node_tokens[n]:node_tokens[n + 1]]. In sorted order nodes ascend too.
         per_node = np.zeros(count + 1, np.int64)
         per_node[text_nodes + 1] = [len(ids_of[text]) for text in texts]

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from niwaki.runtime.api import JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler, grammar_engine
+from niwaki.runtime.constraints import ConstraintCompiler, grammar_source
 from niwaki.runtime.constraints.guidance import NICENESS, build
 from tests.runtime.test_schema_normal import VOCABULARY, admits
 
@@ -35,7 +35,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         found.append((threading.current_thread().name, os.getpriority(os.PRIO_PROCESS, 0)))
         return build(grammar, tokenizer, is_shallow=is_shallow, max_items=max_items)
 
-    monkeypatch.setattr(grammar_engine, "build", noted)
+    monkeypatch.setattr(grammar_source, "build", noted)
     return found
 
 

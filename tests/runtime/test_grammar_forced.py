@@ -146,3 +146,25 @@ def test_masks_and_what_is_forced_are_llguidances_whoever_asks_for_what(
             if draw.random() < 0.1:
                 matcher = matcher.clone()
             assert alone.consume_token(token_id)
+
+
+def test_masks_along_a_run_are_known_from_its_first_one_on(compiler: ConstraintCompiler) -> None:
+    """Where no token writes more than the rest of it; each is the one that llguidance would work out."""
+    constraint = compiled(compiler, "schema")
+    constraint.places = Places(constraint.places._grammar)
+    matcher, alone = constraint.matcher(), constraint._start.deep_copy()
+    truth = np.zeros(VOCABULARY.num_words, np.uint32)
+    accept_text(matcher, b'{"name":"a"')
+    assert alone.consume_tokens([*b'{"name":"a"'])
+    known = []
+    for byte in b',"age":':
+        mask = matcher.known_mask(1000)
+        known.append(mask is not None)
+        mask = matcher.new_mask() if mask is None else mask
+        alone.unsafe_compute_mask_ptr(truth.ctypes.data, truth.nbytes)
+        assert np.array_equal(mask, truth)
+        assert not matcher.can_end
+        matcher.accept(byte)
+        assert alone.consume_token(byte)
+    assert known == [False, *[True] * 6]
+    assert matcher.forced_text().text == b"1"

@@ -17,6 +17,7 @@ from niwaki.runtime.constraints.grammar_places import Places
 from niwaki.runtime.constraints.grammar_source import text_of_schema
 from niwaki.runtime.constraints.schema import normalise
 from niwaki.runtime.constraints.schema.document import Json
+from tests.benchmarks.bench_exact import bundled_vocabulary
 from tests.runtime.test_situations import SCHEMAS, SPACINGS, VOCABULARY, drawn
 
 
@@ -99,6 +100,38 @@ def test_one_text_is_looked_up_where_it_stays(compiler: ConstraintCompiler) -> N
         matcher.accept(byte)
     assert known[:2] == [False, True]  # behind what the start forces
     assert known[2:] == [False] * 13 + [True] * 8 + [False] * 4 + [True] * 4  # it is looked for behind a word
+
+
+KEYED: Json = {"type": "object", "additionalProperties": {"type": "array", "items": FREE}, "maxProperties": 3}
+PAIRED: Json = {"type": "array", "items": {"type": "object", "properties": {"ab": FREE}, "required": ["ab"]}}
+OPENED: list[tuple[Json, str, bytes, int]] = [
+    (FREE, "compact", b'"', STRING),
+    ({"type": "array", "items": FREE}, "compact", b'["', STRING),
+    ({"type": "array", "items": FREE}, "free", b'["a b', STRING),
+    (KEYED, "compact", b'{"a', STRING),
+    (KEYED, "spaced", b'{"a": ["b", "', STRING),
+    (PAIRED, "compact", b'[{"ab":"c', STRING),
+    (PAIRED, "free", b'[{"ab":"c","d', STRING),  # a key that is spelled in one way
+    (told_apart(FREE, {"type": "string", "minLength": 2}), "compact", b'["abc', STRING),
+]
+
+
+@pytest.mark.parametrize(("schema", "spacing", "text", "loop"), OPENED)
+def test_the_mask_inside_a_free_string_is_put_together(schema: Json, spacing: str, text: bytes, loop: int) -> None:
+    """As llguidance works it out, of tokens that close the string and go on, too."""
+    vocabulary = bundled_vocabulary()[1]
+    compiler = ConstraintCompiler(vocabulary, seconds=20)
+    constraint = compiled(compiler, schema, spacing)
+    words, (matcher, alone) = constraint.words, (constraint.matcher(), constraint._start.deep_copy())
+    matcher.accept_bytes(text)
+    assert alone.consume_tokens([words.ids[byte] for byte in text])
+    found, truth = matcher.new_mask(), np.zeros(vocabulary.num_words, np.uint32)
+    place = matcher.place
+    assert place is not None
+    assert place.loop == loop
+    alone.unsafe_compute_mask_ptr(truth.ctypes.data, truth.nbytes)
+    assert np.array_equal(found, truth)
+    compiler.close()
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Choices, Constraint, ConstraintError, JsonSchema, Regex
-from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
+from niwaki.runtime.constraints import CompiledConstraint, ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarMatcher
 from niwaki.runtime.constraints.grammar_places import Place, Places
 from niwaki.runtime.constraints.grammar_source import text_of_schema
@@ -44,6 +44,14 @@ def filler(vocabulary: Vocabulary) -> Iterator[MaskFiller]:
     filler = MaskFiller(vocabulary.num_words)
     yield filler
     filler.close()
+
+
+def begun(compiled: CompiledConstraint, vocabulary: Vocabulary) -> Matcher:
+    """A text of SCHEMA at a place where nothing is forced, of which nothing is known."""
+    matcher = compiled.matcher()
+    for byte in b'{"a":"x':
+        matcher.accept(vocabulary.token_bytes.index(bytes([byte])))
+    return matcher
 
 
 def test_every_row_is_what_its_matcher_alone_says(
@@ -205,7 +213,7 @@ def test_a_matcher_that_fails_fails_alone(
 ) -> None:
     for order in (1, -1):
         compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + " " * order))  # of which no mask is known yet
-        good, bad = compiled.matcher(), compiled.matcher()
+        good, bad = begun(compiled, vocabulary), begun(compiled, vocabulary)
         bad.native.consume_token(vocabulary.size - 1)  # type: ignore[attr-defined]  # what it does not allow: it fails
         wanted = [good, bad][::order]
         rows = filler.start(wanted).rows()
@@ -214,10 +222,10 @@ def test_a_matcher_that_fails_fails_alone(
 
 
 def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
-    compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "   "))
-    bad, good, same = (compiled.matcher() for _ in range(3))
+    bad, good, same = (begun(compiled, vocabulary) for _ in range(3))
     new_mask = GrammarMatcher.new_mask
 
     def fails_for_one(matcher: GrammarMatcher) -> Words:
@@ -234,15 +242,15 @@ def test_a_fault_that_shows_in_a_mask_is_one_texts_alone_where_several_share_it(
 
 
 def test_a_fault_of_the_filler_reaches_whoever_waits_and_it_goes_on(
-    compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
+    vocabulary: Vocabulary, compiler: ConstraintCompiler, filler: MaskFiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = compiler.compile(JsonSchema(json.dumps(SCHEMA) + "    "))
     with monkeypatch.context() as patch:
         patch.setattr(MaskFiller, "_fill", lambda *_: 1 / 0)
-        masks = filler.start([compiled.matcher()])
+        masks = filler.start([begun(compiled, vocabulary)])
         with pytest.raises(ZeroDivisionError):
             masks.rows()
-    (row,) = filler.start([compiled.matcher()]).rows()
+    (row,) = filler.start([begun(compiled, vocabulary)]).rows()
     assert isinstance(row, np.ndarray)
 
 
@@ -256,10 +264,10 @@ def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_no
 
     before = threads()
     filler = MaskFiller(vocabulary.num_words)
-    filler.rows([compiled.matcher()])
+    filler.rows([begun(compiled, vocabulary)])
     assert threads() == before
-    matcher = compiled.matcher()
-    matcher.accept(vocabulary.token_bytes.index(b"{"))
+    matcher = begun(compiled, vocabulary)
+    matcher.accept(vocabulary.token_bytes.index(b'"'))
     filler.start([matcher]).rows()
     (mine,) = set(threads()) - set(before)
     del filler, matcher
