@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,12 @@ class OpenStrings:
     def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer, ids: Sequence[int]) -> None:
         self._ids = ids
         self._told_apart = [ids[byte] for byte in TOLD_APART]
-        self._kinds = {name: _Inside(name, vocabulary, tokenizer, ids) for name in (STRING, KEY)}
+        quoted = {
+            token_id: text
+            for token_id, text in enumerate(vocabulary.token_bytes)
+            if text and QUOTE in text and token_id not in vocabulary.eos_ids
+        }
+        self._kinds = {name: _Inside(name, quoted, vocabulary, tokenizer, ids) for name in (STRING, KEY)}
 
     def mask(self, place: Native, *, may_be_key: bool) -> npt.NDArray[np.uint32]:
         """Inside such a string. `may_be_key`: there may be strings that are spelled in one way only."""
@@ -45,7 +50,16 @@ class OpenStrings:
 
 
 class _Inside:
-    def __init__(self, name: str, vocabulary: Vocabulary, tokenizer: LLTokenizer, ids: Sequence[int]) -> None:
+    """One of `BASICS`. `quoted`: the tokens with a quote, and what they write."""
+
+    def __init__(
+        self,
+        name: str,
+        quoted: Mapping[int, bytes],
+        vocabulary: Vocabulary,
+        tokenizer: LLTokenizer,
+        ids: Sequence[int],
+    ) -> None:
         grammar = f'%llguidance {{"no_forcing": true}}\nstart: {name}\n{BASICS[name]}\n'
         opened = build(grammar, tokenizer, is_shallow=True)
         opened.consume_token(ids[QUOTE[0]])
@@ -54,10 +68,7 @@ class _Inside:
         bare = build(grammar, byte_tokenizer(), is_shallow=True)
         bare.consume_token(QUOTE[0])
         closing: dict[bytes, list[int]] = {}
-        for token_id in range(len(vocabulary.token_bytes)):
-            text = vocabulary.bytes_of(token_id)
-            if text is None or QUOTE not in text:
-                continue
+        for token_id, text in quoted.items():
             inside = bare.validate_tokens([*text])  # to the quote that closes it
             if 0 < inside < len(text) and text[inside - 1] == QUOTE[0] and _BEHIND.match(text, inside):
                 closing.setdefault(text[inside:], []).append(token_id)
