@@ -73,7 +73,8 @@ def is_steady(plan: Plan, num_running: int, *, num_waiting: int, max_batch_token
 
     That plan then holds for the steps behind it, until somebody comes or goes or pages run short: where nobody waits
     there is nobody to admit; else this plan was the same, and what is promised to running requests never shrinks while
-    they decode, so whoever waits finds no more room than now.
+    they decode, so whoever waits finds no more room than now. (What is kept for one who was set back shrinks where they
+    grow into its pages; others are offered that in the next plan.)
     """
     if not num_waiting:
         return num_running <= max_batch_tokens
