@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import httpx2
@@ -152,10 +153,16 @@ def test_a_remote_program_is_a_reader_where_somebody_reads_it(
     endpoint: RuntimeEndpoint, engine: Engine, started: list[Generation], streams: bool
 ) -> None:
     """Others' prompts make way for whoever reads, and each piece costs both sides something."""
-    state = talk.run(options={"backend": endpoint, "stream": streams})
-    if streams:
-        assert "".join(state.text_iter()) == state.text()
-    state.sync()
+    with held(engine, steps=1) as release, ThreadPoolExecutor(1) as pool:
+        if not streams:
+            release()
+        state = talk.run(options={"backend": endpoint, "stream": streams})
+        if streams:
+            read = pool.submit(lambda: "".join(state.text_iter()))
+            wait_until(lambda: bool(started and started[0].is_read))  # else it may be over before anybody reads
+            release()
+            assert read.result() == state.text()
+        state.sync()
     assert [(bool(one.is_streamed), one.is_read) for one in started] == [(streams, streams)] * 2
     assert state.text() == values(talk, engine)["text"]
 
