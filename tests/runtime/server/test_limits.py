@@ -214,6 +214,16 @@ def test_who_may_have_one_request_at_once_has_no_second_while_one_is_prepared(
         assert running.result().status_code == 200
 
 
+def test_who_is_alone_may_ask_for_more_than_the_queue_holds(toy_folder: Path) -> None:
+    with (
+        Engine(toy_folder, kv_tokens=2048, max_running_requests=2) as engine,
+        serving(engine, ServerConfig(port=0, max_queued=0)) as url,
+    ):
+        answer = httpx2.post(f"{url}/v1/completions", json={"prompt": "the cat", "n": 4, "max_tokens": 2}, timeout=60)
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"]) == 4
+
+
 def test_a_choice_among_many_takes_more_than_one_place_in_the_queue(toy_folder: Path) -> None:
     """Each text that is scored holds the tokens of what stands before it."""
     long = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "temperature": 0, "stream": True}

@@ -295,13 +295,18 @@ def test_no_branch_holds_more_than_the_context_does(url: str, what: str) -> None
 def test_branches_that_nobody_uses_expire(engine: Engine) -> None:
     async def run() -> None:
         branches = Branches(engine.backend, idle_seconds=0.05)
-        branch = engine.backend.open()
+        branch, used = engine.backend.open(), engine.backend.open()
+        busy = branches.take(branches.hold(used, b""), b"")
         branch_id = branches.hold(branch, b"")
         branches.give_back(branches.take(branch_id, b""))
         async with asyncio.timeout(PATIENCE):
+            while len(branches) > 1:
+                await asyncio.sleep(0.01)
+            assert branch.is_closed
+            assert not used.is_closed, "a call uses it still"
+            branches.give_back(busy)
             while len(branches):
                 await asyncio.sleep(0.01)
-        assert branch.is_closed
         with pytest.raises(ApiError, match="no such branch"):
             branches.find(branch_id, b"")
         branches.close_all()

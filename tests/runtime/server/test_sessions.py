@@ -316,6 +316,23 @@ def test_the_kv_of_an_idle_conversation_is_given_up_and_made_again(engine: Engin
         assert history(client, session)[1] == ("assistant", content(first))
 
 
+@pytest.mark.parametrize("how", ["deleted", "rewound"])
+def test_what_is_taken_back_of_a_session_holds_no_kv(how: str, engine: Engine) -> None:
+    def num_pins() -> int:
+        return engine.backend._core.pages.cache.stats().pins
+
+    with serving(engine, ServerConfig(port=0)) as address, httpx2.Client(base_url=address, timeout=60) as client:
+        pins = num_pins()
+        session = made(client)
+        said(client, session, "one")
+        assert num_pins() > pins
+        if how == "deleted":
+            client.delete(f"/v1/sessions/{session}").raise_for_status()
+        else:
+            client.post(f"/v1/sessions/{session}/rewind", json={"turn": None}).raise_for_status()
+        wait_until(lambda: num_pins() == pins)
+
+
 def cached(answer: Json) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])  # type: ignore[index]
 
