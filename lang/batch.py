@@ -318,7 +318,10 @@ class Journal:
                 f"{self.path} holds {self._rows()}, but {self.meta_path.name}, which says from which run, "
                 f"is missing or unreadable: {REMEDY}"
             ) from None
-        changed = [name for name in {**before, **self._fingerprint} if before.get(name) != self._fingerprint.get(name)]
+        mine = self._fingerprint
+        both = [name for name in before if name in mine]
+        # Where another program stands, what it no longer names, or newly does, says no more.
+        changed = [name for name in both if before[name] != mine[name]] or sorted(before.keys() ^ mine.keys())
         if changed:
             raise JournalError(
                 f"{self.path} holds {self._rows()} of another run (other {' and '.join(changed)}): {REMEDY}"

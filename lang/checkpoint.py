@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from niwaki.lang.batch import Journal, JournalError
+from niwaki.lang.definitions import definitions_of
 from niwaki.lang.export import exported
 from niwaki.lang.retry import Wording, opened_journal
 from niwaki.lang.state import State
@@ -281,10 +282,12 @@ def _described(value: object) -> object:
 
 
 def fingerprint_of(func: Callable[..., object], options: Mapping[str, object], model: str) -> Mapping[str, str]:
-    """What all rows depend on: the program's own source (where it can be read), the run's options, the model."""
+    """What all rows depend on: the program's own source (where it can be read) and what that names, the run's options,
+    the model."""
     said = {name: value for name, value in options.items() if name not in ("backend", "timeout")}
     return {
         "program": _function(func),
+        **definitions_of(func),
         "options": digest_of(said),
         "model": model,
     }

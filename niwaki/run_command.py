@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic_core import PydanticSerializationError, to_json
 
 from niwaki.lang.batch import Journal, run_rows
+from niwaki.lang.definitions import definitions_of
 from niwaki.lang.export import SHORTENED, exported
 from niwaki.lang.picture import picture_of
 from niwaki.lang.program import Program
@@ -82,7 +83,7 @@ def run(options: RunOptions) -> int:
     to_parameters = parameters_of(program, records)
     num_records = records.count()
     last = num_records if options.limit is None else min(options.limit, num_records)
-    with _journal(options, records, last) as journal:
+    with _journal(options, program, records, last) as journal:
         num_undone = sum(1 for _ in journal.undone(range(last)))
         if not num_undone:
             _begin(options, journal)
@@ -119,11 +120,11 @@ def run(options: RunOptions) -> int:
     return 1 if tally.num_errors and (options.strict or tally.num_errors == tally.num_rows) else 0
 
 
-def _journal(options: RunOptions, records: RecordFile, last: int) -> AbstractContextManager[Journal]:
+def _journal(options: RunOptions, program: Program, records: RecordFile, last: int) -> AbstractContextManager[Journal]:
     """Where the rows stand and go."""
     return opened_journal(
         _journal_path(options.output),
-        _fingerprint(options, records),
+        _fingerprint(options, program, records),
         WORDING,
         num_rows=last,
         restart=options.restart,
@@ -350,12 +351,13 @@ def _how_to_continue(journal: Journal) -> str:
     return f"{journal.num_done} {rows} {stand} in {journal.path}; give the same command again to continue"
 
 
-def _fingerprint(options: RunOptions, records: RecordFile) -> Mapping[str, str]:
-    """What the output depends on. The modules that the program imports are not looked at."""
+def _fingerprint(options: RunOptions, program: Program, records: RecordFile) -> Mapping[str, str]:
+    """What the output depends on. Of the modules that the program imports it is what the program names of them."""
     source = options.program_file.read_bytes()
     return {
         "input": records.digest(),
         "program": hashlib.sha256(source).hexdigest() + ":" + options.function,
+        **definitions_of(program.func),
         "model": weights_fingerprint(options.model).hex(),
         "reading of the input": repr((options.record_separator, options.column)),
         **({"mode of the engine": "deterministic"} if options.deterministic else {}),
