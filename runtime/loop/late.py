@@ -133,7 +133,7 @@ class Late:
                 self._thread.start()
                 weakref.finalize(self, self._telling.put, None)
             drawn.begin()
-            self._telling.put(drawn)
+            self._pause.put(self._telling, drawn)
 
     def next_drawn(self) -> Drawn | None:
         """The oldest that can be taken."""

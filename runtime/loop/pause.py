@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 MAX_SECONDS: Final = 0.03  # that somebody is kept waiting: what lies between two pauses is mostly below 5 ms
+
+T = TypeVar("T")
 
 
 class Pause:
@@ -19,10 +22,15 @@ class Pause:
         self._is_on.set()
         self._owner: int | None = None  # the engine's thread
         self._was_too_long = False  # somebody has waited in vain: nobody waits for the next one any more
+        self._held_back: list[tuple[SimpleQueue[Any], object]] = []  # for others, until the next one
 
     def __enter__(self) -> None:
         self._was_too_long = False
         self._is_on.set()
+        if self._held_back:
+            for queue, job in self._held_back:
+                queue.put(job)
+            self._held_back.clear()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -33,6 +41,11 @@ class Pause:
     @property
     def is_on(self) -> bool:
         return self._is_on.is_set()
+
+    def put(self, queue: SimpleQueue[T], job: T) -> None:
+        """As the next one begins, on the engine's thread: for another that would do nothing with it before, but ask
+        for the interpreter as it is woken."""
+        self._held_back.append((queue, job))
 
     def wait(self) -> None:
         """For the next one, or MAX_SECONDS once: who waits often is not kept for longer. The engine's own thread goes

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -59,6 +60,20 @@ def test_who_waits_often_is_kept_once_between_two_pauses_and_the_engines_thread_
     with pause:
         pass
     assert others(3) == 2
+
+
+def test_what_is_put_between_two_pauses_comes_as_the_next_begins() -> None:
+    pause = Pause()
+    jobs: SimpleQueue[int] = SimpleQueue()
+    with pause:
+        pass
+    pause.put(jobs, 1)
+    pause.put(jobs, 2)
+    assert jobs.empty()
+    with pause:
+        assert [jobs.get_nowait(), jobs.get_nowait()] == [1, 2]
+    with pause:
+        assert jobs.empty()
 
 
 def test_whoever_works_out_a_forced_text_waits_before_each_text_that_is_encoded(
