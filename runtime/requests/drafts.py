@@ -20,6 +20,11 @@ from niwaki.runtime.options.limits import TokenIds
 # step with guesses is planned, which costs the host more than a step of a steady batch (`memory.is_small`).
 DRAFT_ROWS = 2
 FIRST_GUESS = 4  # tokens
+# What a text took from its prompt it mostly goes on taking from there. What it wrote itself it says again by chance,
+# too, and a wrong guess costs one or two steps: so there more tokens must have stood before, until a guess was right,
+# and a guess of which so few are right counts as wrong.
+OWN_ECHO = 5  # tokens
+OWN_RIGHT = 2  # tokens
 LONGEST_PAUSE = 64  # tokens
 NEVER = 1 << 62
 
@@ -53,16 +58,22 @@ def said_behind(guesses: Sequence[TokenIds], drawn: Longs) -> list[list[int]]:
 class Guesser:
     """Guesses for one request: more after those that were right, none for a while after those that were wrong."""
 
-    __slots__ = ("_size", "_wrong", "quiet_until")
+    __slots__ = ("_is_own", "_size", "_was_right", "_wrong", "quiet_until")
 
     def __init__(self) -> None:
         self.quiet_until = 0  # so many tokens
         self._size = FIRST_GUESS  # of the next guess
-        self._wrong = 0  # guesses in a row of which nothing was right
+        self._wrong = 0  # guesses in a row that were
+        self._was_right = False  # one was
+        self._is_own = False  # the last one is of what the text wrote itself
 
-    def guess(self, ids: TokenIds, most: int, echo: int) -> TokenIds:
-        """Up to `most` tokens that may follow `ids`, where its last `echo` stood before; often none."""
+    def guess(self, ids: TokenIds, most: int, echo: int, num_prompt: int = NEVER) -> TokenIds:
+        """Up to `most` tokens that may follow `ids`, where its last `echo` stood before; often none. `num_prompt`: of
+        its first tokens, those that it did not write itself."""
         at = 0 if len(ids) < self.quiet_until else last_echo(ids, echo)
+        if at > num_prompt and not self._was_right:
+            at = last_echo(ids, max(echo, OWN_ECHO))
+        self._is_own = at > num_prompt
         if not at:
             return NOTHING
         size = min(most, self._size)
@@ -75,9 +86,9 @@ class Guesser:
 
     def learn(self, guessed: int, right: int, length: int) -> None:
         """So many tokens of the last guess were right. `length`: of the text by now."""
-        if right:
+        if right and (right == guessed or right >= OWN_RIGHT or not self._is_own):
             self._size = 2 * self._size if right == guessed else max(FIRST_GUESS, right)
-            self._wrong = 0
+            self._wrong, self._was_right = 0, True
         else:
             self._size = FIRST_GUESS
             self._wrong += 1

@@ -223,7 +223,7 @@ class Request:
     def guess(self, most: int, echo: int) -> TokenIds:
         """At most so many tokens that may come next, of those that it may still write but for the last; none where the
         last `echo` tokens did not stand before."""
-        return self.guesser.guess(self.ids, min(most, self.remaining_new - 1), echo)
+        return self.guesser.guess(self.ids, min(most, self.remaining_new - 1), echo, self.num_prompt)
 
     def confirm(self) -> None:
         """The first pending token was guessed right: its KV is written."""

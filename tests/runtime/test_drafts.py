@@ -17,7 +17,17 @@ from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
 from niwaki.runtime.loop.decoding import Decoding
 from niwaki.runtime.options.limits import TokenIds
-from niwaki.runtime.requests.drafts import DRAFT_ROWS, FIRST_GUESS, LONGEST_PAUSE, ROOM, Guesser, Listener, said_behind
+from niwaki.runtime.requests.drafts import (
+    DRAFT_ROWS,
+    FIRST_GUESS,
+    LONGEST_PAUSE,
+    OWN_ECHO,
+    OWN_RIGHT,
+    ROOM,
+    Guesser,
+    Listener,
+    said_behind,
+)
 from tests.toy import make_model
 
 ITEMS = '{"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 2, "maxItems": 9}'
@@ -58,6 +68,25 @@ def test_the_guess_is_what_followed_the_last_time() -> None:
     assert Guesser().guess(ids, 1, 3).tolist() == [9]
     assert Guesser().guess(ids, 0, 3).tolist() == []
     assert Guesser().guess(ids[:-1], 3, 3).tolist() == []
+
+
+def test_what_a_text_wrote_itself_must_have_said_more_again_until_a_guess_was_right() -> None:
+    own = ids_of(9, 1, 2, 3, 7, 8, 6, 5, 1, 2, 3)
+    guesser = Guesser()
+    assert guesser.guess(own, 2, 3, 4).tolist() == [7, 8], "three tokens of the prompt are enough"
+    assert guesser.guess(own, 2, 3, 3).tolist() == [], "the last of the three is its own"
+    longer = ids_of(9, *range(1, 1 + OWN_ECHO), 7, 8, *range(1, 1 + OWN_ECHO))
+    assert guesser.guess(longer, 2, 3, 1).tolist() == [7, 8]
+    guesser.learn(4, OWN_RIGHT - 1, len(longer))
+    assert guesser.quiet_until > len(longer), "too few were right"
+    assert guesser.guess(own, 2, 3, 1).tolist() == []
+    guesser.quiet_until = 0
+    assert guesser.guess(longer, 2, 3, 1).tolist() == [7, 8]
+    guesser.learn(4, OWN_RIGHT, len(longer))
+    assert guesser.guess(own, 2, 3, 1).tolist() == [7, 8], "it has said something again"
+    assert guesser.guess(longer, 2, 3, 20).tolist() == [7, 8]
+    guesser.learn(4, 1, len(longer))
+    assert guesser.quiet_until == 0, "of the prompt one is enough"
 
 
 def hears(guesser: Guesser, ids: TokenIds) -> bool:
