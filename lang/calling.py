@@ -119,7 +119,8 @@ class Calling(Reading):
             span = Span(len(self._made.chunks), dtype=dtype, fills=params.n == 1)
             if node.name is not None:
                 self._made.spans[node.name] = span
-            active = Active(origin, (generation,), is_streaming=self._is_streaming)
+            is_streaming = self._is_streaming  # from here on `_start_streaming` asks for the deltas of `active`
+            active = Active(origin, (generation,), is_streaming=is_streaming)
             has_failed = self._error is not None
             if not has_failed:
                 self._active = active
@@ -128,7 +129,7 @@ class Calling(Reading):
             generation.cancel()
             return
         self._set_alarm(active, node)
-        if active.is_streaming:
+        if is_streaming:
             generation.add_delta_callback(partial(self._on_delta, active))
         generation.add_done_callback(partial(self._on_generated, active, generation, node, span, call))
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 import niwaki as nw
+from niwaki.lang.calling import Active
+from niwaki.lang.executor import Executor
+from niwaki.lang.nodes import Gen, Select
 from niwaki.lang.state import State
 from tests.lang.waiting import PATIENCE
 
@@ -41,6 +44,19 @@ def test_the_pieces_of_a_stream_add_up_to_the_text(threads: int) -> None:
     assert "".join(pieces) == WHOLE == state.text()
     assert all(pieces)
     assert state.ret_value == "told"
+
+
+def test_who_begins_to_read_while_a_text_is_sent_gets_each_piece_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_alarm = Executor._set_alarm
+
+    def read_meanwhile(own: Executor, active: Active, node: Gen | Select) -> None:
+        own._start_streaming()  # as another thread does
+        set_alarm(own, active, node)
+
+    monkeypatch.setattr(Executor, "_set_alarm", read_meanwhile)
+    state = tell.run(backend=backend(), timeout=PATIENCE)
+    assert state.text() == WHOLE
+    assert "".join(state.text_iter()) == WHOLE
 
 
 def test_a_stream_comes_in_pieces() -> None:

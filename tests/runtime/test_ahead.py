@@ -303,7 +303,7 @@ def test_what_is_forced_in_the_text_of_the_only_one_that_runs_ahead_ends_the_bat
 
 def test_who_guesses_often_does_not_run_ahead(folder: Path, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(folder, runs_ahead=True)
-    write_down(that_repeats_itself(10, 7), host, monkeypatch)
+    write_down(that_repeats_itself(10, 9), host, monkeypatch)
     host.submit(replace(GREEDY, max_new_tokens=200), 5)
     host.run()
     assert order == []

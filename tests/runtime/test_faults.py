@@ -45,7 +45,7 @@ HOOKS: list[tuple[type, str, SamplingParams]] = [
     (AutomatonMatcher, "fill_mask", LED),
     (AutomatonMatcher, "known_mask", LED),
     (AutomatonMatcher, "follow", LED),
-    (GrammarMatcher, "learn", replace(LED, constraint=Grammar(r"start: /(.|\n){30,}/"))),
+    (GrammarMatcher, "new_mask", replace(LED, constraint=Grammar(r"start: /(.|\n){30,}/"))),
 ]
 
 
