@@ -59,3 +59,33 @@ def drawn_within(
             break
         text += vocabulary.bytes_of(token) or b""
     return text
+
+
+def check_masks_byte_by_byte(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    end: int,
+    num_tokens: int,
+    rng: random.Random,
+    likely: bytes,
+    shown: str,
+    singles: bytes = bytes(range(256)),
+) -> None:
+    """Along a random text of so many tokens, or up to its `end`: a mask holds just the tokens that are taken byte by
+    byte. Drawn are those that begin with a `likely` byte, if there are any; of single bytes `singles` are looked at."""
+    for _ in range(num_tokens):
+        tokens = allowed(matcher, vocabulary)
+        for token, text in enumerate(vocabulary.token_bytes):
+            if text and (len(text) > 1 or text in singles):
+                place = matcher.clone()
+                try:
+                    for byte in text:
+                        place.accept(byte)
+                except ConstraintError:
+                    assert token not in tokens, (shown, text)
+                else:
+                    assert token in tokens, (shown, text)
+        some = [token for token in tokens if (vocabulary.bytes_of(token) or b"\xff")[0] in likely]
+        if tokens == [end] or not (some or tokens):
+            break
+        matcher.accept(rng.choice(some or tokens))

@@ -17,7 +17,7 @@ from niwaki.runtime.api import ConstraintError, JsonSchema, Spacing
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
-from tests.toy_constraints import allowed, drawn_within, takes
+from tests.toy_constraints import allowed, check_masks_byte_by_byte, drawn_within, takes
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -149,23 +149,8 @@ def test_a_mask_holds_just_the_tokens_that_are_taken_byte_by_byte(
     matcher = compiled(compiler, schema)
     if matcher is None:
         return
-    rng = random.Random(seed)
-    for _ in range(10):
-        tokens = allowed(matcher, VOCABULARY)
-        for token, text in enumerate(VOCABULARY.token_bytes):
-            if text:
-                place = matcher.clone()
-                try:
-                    for byte in text:
-                        place.accept(byte)
-                except ConstraintError:
-                    assert token not in tokens, (schema, text)
-                else:
-                    assert token in tokens, (schema, text)
-        likely = [token for token in tokens if (VOCABULARY.bytes_of(token) or b"\xff")[0] in b'",]}:ab01nt{[']
-        if tokens == [END] or not (likely or tokens):
-            break
-        matcher.accept(rng.choice(likely or tokens))
+    likely = b'",]}:ab01nt{['
+    check_masks_byte_by_byte(matcher, VOCABULARY, END, 10, random.Random(seed), likely, str(schema))
 
 
 def test_an_item_that_only_could_become_a_used_one_is_not_begun(compiler: ConstraintCompiler) -> None:

@@ -16,7 +16,7 @@ from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary
 from niwaki.runtime.constraints.distinct import DistinctMatcher
 from niwaki.runtime.constraints.grammar_engine import GrammarMatcher
 from tests.runtime.test_distinct import Json, compiled
-from tests.toy_constraints import allowed, drawn_within, takes
+from tests.toy_constraints import allowed, check_masks_byte_by_byte, drawn_within, takes
 
 WORDS = [
     b'","', b'"a"', b'"a":', b'"b":0', b'":', b'":0,"', b'{"', b'{"a":0,"a', b'{"c":0,"c":', b',"a"', b'0,"', b"},{",
@@ -118,23 +118,8 @@ def test_a_mask_holds_just_the_tokens_that_are_taken_byte_by_byte(
     matcher = compiled(compiler, schema)
     if matcher is None:
         return
-    rng = random.Random(seed)
-    for _ in range(14):
-        tokens = allowed(matcher, VOCABULARY)
-        for token, text in enumerate(VOCABULARY.token_bytes):
-            if text and (len(text) > 1 or text in b'",:{}[]abc 01'):
-                place = matcher.clone()
-                try:
-                    for byte in text:
-                        place.accept(byte)
-                except ConstraintError:
-                    assert token not in tokens, (schema, text)
-                else:
-                    assert token in tokens, (schema, text)
-        likely = [token for token in tokens if (VOCABULARY.bytes_of(token) or b"\xff")[0] in b'",{}:ab0']
-        if tokens == [END] or not (likely or tokens):
-            break
-        matcher.accept(rng.choice(likely or tokens))
+    likely, singles = b'",{}:ab0', b'",:{}[]abc 01'
+    check_masks_byte_by_byte(matcher, VOCABULARY, END, 14, random.Random(seed), likely, str(schema), singles)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
