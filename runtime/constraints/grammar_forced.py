@@ -32,26 +32,26 @@ def forced_run(matcher: Native, num_words: int) -> tuple[int, ...]:
 
 class ForcedRun:
     """The masks along a text that must be written: the tokens that write a part of it. Where one may write more than
-    the rest of it, its mask is not known here."""
+    the rest of it, its mask is not known here. Texts of one constraint share it, on several threads."""
 
-    __slots__ = ("_first", "_is_whole", "_rows", "_words", "text")
+    __slots__ = ("_known", "_words", "text")
 
     def __init__(self, text: bytes, words: GrammarVocabulary) -> None:
         self.text = text
         self._words = words
-        self._first = 0  # the place of the first of these rows
-        self._rows = NO_ROWS
-        self._is_whole = NO_FLAGS
+        # The place of the first of some rows, these, and `kernels.written_within` of each: one value, since another
+        # text may ask for others meanwhile.
+        self._known = (0, NO_ROWS, NO_FLAGS)
 
     def mask(self, place: int) -> npt.NDArray[np.uint32] | None:
         """Behind so many bytes of the text; do not write to it."""
-        number = place - self._first
-        if number >= len(self._rows):
-            num_words = self._words.vocabulary.num_words
-            count = min(len(self.text) - place, max(1, ROWS_BYTES // (4 * num_words)))
-            self._rows, self._is_whole = self._words.written_within(self.text[place:], count)
-            self._first, number = place, 0
-        return self._rows[number] if self._is_whole[number] else None
+        first, rows, is_whole = self._known
+        if not first <= place < first + len(rows):
+            count = min(len(self.text) - place, max(1, ROWS_BYTES // (4 * self._words.vocabulary.num_words)))
+            rows, is_whole = self._words.written_within(self.text[place:], count)
+            first = place
+            self._known = first, rows, is_whole
+        return rows[place - first] if is_whole[place - first] else None
 
 
 class Ahead(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -94,8 +94,8 @@ def look_ahead(matcher: Native, words: GrammarVocabulary) -> Ahead:
     if not text:
         return NOTHING_AHEAD
     if len(text) > MAX_FORCED_BYTES:
-        follow = text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1]
-        return Ahead(Forced(text[:MAX_FORCED_BYTES], follow), None, ForcedRun(text, words))
+        told, follow = text[:MAX_FORCED_BYTES], text[MAX_FORCED_BYTES : MAX_FORCED_BYTES + 1]
+        return Ahead(Forced(told, follow), None, ForcedRun(told, words))
     place = matcher.deep_copy()
     place.consume_tokens([words.ids[byte] for byte in text])
     row = np.zeros(words.vocabulary.num_words, np.uint32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from niwaki.runtime.api import Grammar, JsonSchema
-from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, grammar_engine
+from niwaki.runtime.constraints import ConstraintCompiler, Vocabulary, grammar_engine, grammar_forced
 from niwaki.runtime.constraints.grammar_engine import GrammarConstraint, GrammarMatcher
 from niwaki.runtime.constraints.grammar_forced import Ahead, look_ahead
 from niwaki.runtime.constraints.grammar_places import Places
@@ -31,10 +31,12 @@ PERSON = {
     "additionalProperties": False,
 }
 ONCE = {"type": "object", "properties": {"pair": {"type": "array", "uniqueItems": True}, "end": {"const": "ab"}}}
+LONG = "name" + "abcd" * 200  # more than is told at once
 CONSTRAINTS: dict[str, JsonSchema | Grammar] = {
     "schema": JsonSchema(json.dumps(PERSON)),
     "spaced": JsonSchema(json.dumps(PERSON), "spaced"),
     "checked": JsonSchema(json.dumps(ONCE)),
+    "long": JsonSchema(json.dumps({"type": "object", "properties": {"name": {"const": LONG}}, "required": ["name"]})),
     "grammar": Grammar('start: "name: " /[a-c]+/ ", age: " ("1" | "12") "."'),
 }
 
@@ -168,3 +170,29 @@ def test_masks_along_a_run_are_known_from_its_first_one_on(compiler: ConstraintC
         assert alone.consume_token(byte)
     assert known == [False, *[True] * 6]
     assert matcher.forced_text().text == b"1"
+
+
+@pytest.mark.parametrize(("name", "text"), [("schema", b'{"name":"'), ("long", b'{"name":"%s"' % LONG.encode())])
+def test_texts_at_several_places_of_a_run_have_the_masks_of_their_own_places(
+    compiler: ConstraintCompiler, name: str, text: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_forced, "ROWS_BYTES", 2 * 4 * VOCABULARY.num_words)
+    constraint = compiled(compiler, name)
+    constraint.places = Places("")  # else they learn from each other
+    truth = np.zeros(VOCABULARY.num_words, np.uint32)
+    rng = random.Random(1)
+    matchers = [constraint.matcher() for _ in range(5)]
+    alone = [constraint._start.deep_copy() for _ in matchers]
+    at = [0] * len(matchers)
+    while any(place < len(text) for place in at):
+        number = rng.choice([number for number, place in enumerate(at) if place < len(text)])
+        for _ in range(rng.choice([1, 2, 30])):
+            if at[number] == len(text):
+                break
+            mask = matchers[number].known_mask(5000)
+            mask = matchers[number].new_mask() if mask is None else mask
+            alone[number].unsafe_compute_mask_ptr(truth.ctypes.data, truth.nbytes)
+            assert np.array_equal(mask, truth), (number, at)
+            matchers[number].accept(text[at[number]])
+            assert alone[number].consume_token(text[at[number]])
+            at[number] += 1
