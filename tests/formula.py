@@ -101,6 +101,15 @@ class Host:
         if self.core._decoding is None:
             self.core.pages.cache.check()
 
+    def run_until_steady(self, least: int = 0) -> None:
+        """`least` steps, and on until everybody decodes: a text under a constraint sits out the steps in which a thread
+        without a processor has not told its matcher what was drawn."""
+        for _ in range(least):
+            self.step()
+        while self.core._decoding is None:
+            assert self.core.has_work
+            self.step()
+
     def run(self) -> list[Output]:
         while self.core.has_work:
             self.step()

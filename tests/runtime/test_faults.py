@@ -73,8 +73,7 @@ def test_a_fault_at_a_hook_of_one_request_ends_it_alone(
     _, expected = submitted(calm, params)
     calm.run()
     chosen, others = submitted(host, params)
-    for _ in range(FIRST_STEPS):
-        host.step()
+    host.run_until_steady(FIRST_STEPS)
     victim = host.core._roster.running[host.generations.index(chosen)]
     whole: Callable[..., object] = getattr(owner, name)
     faults: list[object] = []
@@ -238,8 +237,7 @@ def test_a_row_that_cannot_be_drawn_fails_its_request_alone(
     for each in (host, calm):
         for _ in range(3):
             each.submit(params, 9)
-        for _ in range(FIRST_STEPS):
-            each.step()
+        each.run_until_steady(FIRST_STEPS)
     expected = calm.run()
     faults: list[int] = []
 
@@ -268,9 +266,7 @@ def test_rows_that_cannot_be_taken_out_together_are_drawn_one_by_one(
     for each in (host, calm):
         for _ in range(3):
             each.submit(ONE_BY_ONE, 9)
-        for _ in range(FIRST_STEPS):
-            each.step()
-        assert each.core._decoding is not None
+        each.run_until_steady(FIRST_STEPS)
     expected = calm.run()
 
     def broken(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -295,9 +291,7 @@ def test_a_mask_that_fits_no_vocabulary_ends_its_request_alone(
     for each in (host, calm):
         for params in kinds:
             each.submit(params, 9)
-        for _ in range(FIRST_STEPS):
-            each.step()
-        assert each.core._decoding is not None
+        each.run_until_steady(FIRST_STEPS)
     expected = calm.run()
     victim = host.core._roster.running[0].matcher
     whole = AutomatonMatcher.known_mask
