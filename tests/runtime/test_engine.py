@@ -31,6 +31,8 @@ from niwaki.runtime.api import (
 )
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.requests.results import Result
+from tests.lang.waiting import wait_until
+from tests.runtime.server.conftest import held
 from tests.toy import VOCAB_SIZE, make_model
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
@@ -324,11 +326,12 @@ def test_a_type_checker_knows_one_prompt_from_a_list_of_them(engine: Engine) -> 
 def test_a_cancelled_request_ends_and_its_neighbours_go_on(engine: Engine) -> None:
     long = SamplingOptions(max_new_tokens=400, temperature=0.0, ignore_eos=True).resolve()
     branches = [engine.backend.open() for _ in range(6)]
-    running: list[Generation] = [engine.backend.generate(b, [Segment("the cat")], long) for b in branches]
-    running[2].cancel()
+    with held(engine):
+        running: list[Generation] = [engine.backend.generate(b, [Segment("the cat")], long) for b in branches]
+        running[2].cancel()
+        engine.backend.close(branches[4])  # closing a branch cancels what runs on it
     with pytest.raises(Cancelled):
         running[2].result(timeout=60)
-    engine.backend.close(branches[4])  # closing a branch cancels what runs on it
     with pytest.raises(Cancelled):
         running[4].result(timeout=60)
     assert {len(running[n].result(timeout=60)[0].token_ids) for n in (0, 1, 3, 5)} == {400}
@@ -342,12 +345,13 @@ def test_a_higher_priority_goes_before_those_that_waited_longer(folder: Path) ->
     with Engine(folder, kv_tokens=1024, max_running_requests=1, eviction_policy="priority") as engine:
         backend = engine.backend
         asked = []
-        for name, priority in (("first", 0), ("low", -3), ("plain", None), ("urgent", 7)):
-            params = SamplingOptions(priority=priority).over(base).resolve()
-            branch = backend.open()
-            generation = backend.generate(branch, [Segment(f"the cat {name}")], params)
-            generation.add_done_callback(partial(finished.append, name))
-            asked.append((branch, generation))
+        with held(engine, steps=1):  # else one may have ended before the last has come
+            for name, priority in (("first", 0), ("low", -3), ("plain", None), ("urgent", 7)):
+                params = SamplingOptions(priority=priority).over(base).resolve()
+                branch = backend.open()
+                generation = backend.generate(branch, [Segment(f"the cat {name}")], params)
+                generation.add_done_callback(partial(finished.append, name))
+                asked.append((branch, generation))
         for branch, generation in asked:
             generation.result(timeout=60)
             backend.close(branch)
@@ -410,11 +414,12 @@ def test_bad_options_and_folders_are_one_clear_line(folder: Path, tmp_path: Path
 def test_after_shutdown_callers_are_told(folder: Path) -> None:
     engine = Engine(folder, kv_tokens=1024)
     branch = engine.backend.open()
+    engine.backend.after_step = lambda: wait_until(lambda: not engine.backend.is_alive)  # till it is shut down
     running = engine.backend.generate(branch, [Segment("the")], SamplingParams(max_new_tokens=400, ignore_eos=True))
     engine.shutdown()
     engine.shutdown()
     with pytest.raises(EngineStopped):
-        running.result(timeout=10)
+        running.result(timeout=60)
     with pytest.raises(EngineStopped):
         engine.generate("the", GREEDY)
 

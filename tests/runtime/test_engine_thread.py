@@ -16,6 +16,7 @@ from niwaki.runtime.api import Cancelled, GenerationError, RequestError, Samplin
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop.core import EngineCore
+from tests.runtime.server.conftest import held
 from tests.toy import make_model
 
 IDS = np.arange(5, 14, dtype=np.int32)
@@ -63,9 +64,10 @@ def test_a_request_that_cannot_be_taken_in_is_told_so(engine: Engine, monkeypatc
 
 
 def test_a_cancel_that_fails_leaves_nobody_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = engine.backend.start(IDS, LONG)
-    broken = break_once(monkeypatch, EngineCore, "abort")
-    running.cancel()
+    with held(engine):  # it runs on until it is cancelled
+        running = engine.backend.start(IDS, LONG)
+        broken = break_once(monkeypatch, EngineCore, "abort")
+        running.cancel()
     with pytest.raises(GenerationError, match="a bug"):
         running.result(timeout=60)
     assert broken
@@ -105,8 +107,9 @@ def test_a_callback_that_would_wait_for_the_engine_is_refused_and_holds_nobody_u
             told.append(error)
         is_over.set()
 
-    engine.backend.start(IDS, SHORT).add_done_callback(call_back)
-    assert is_over.wait(10)
+    with held(engine, steps=1):  # else it may be done before, and then who adds it is called back himself
+        engine.backend.start(IDS, SHORT).add_done_callback(call_back)
+    assert is_over.wait(60)
     assert [type(error) for error in told] == [RequestError]
     goes_on(engine)
 
@@ -116,8 +119,8 @@ def test_a_demotion_that_fails_harms_nobody(engine: Engine, monkeypatch: pytest.
     broken = break_once(monkeypatch, KVPages, "demote")
     engine.backend.demote(engine.backend.open())
     assert len(running.result(timeout=60)[0].token_ids) == 400
+    goes_on(engine)  # behind the demotion
     assert broken
-    goes_on(engine)
 
 
 def test_what_is_over_needs_no_collector_of_cycles(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from niwaki.runtime.loop.fairness import Claim, over_share, owner_of, seen
 from niwaki.runtime.loop.plans import Plan, Room, Running, Waiting
 from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, plan
 from niwaki.runtime.requests.request import Request
+from tests.runtime.server.conftest import held
 
 PAGE = 4
 
@@ -117,13 +118,14 @@ def test_what_was_forked_is_of_the_same_program(bundled_engine: Engine) -> None:
     backend = bundled_engine.backend
     trunk, other = backend.open(), backend.open()
     twin = backend.fork(backend.fork(trunk))
-    running = [
-        backend.generate(branch, [Segment("Hello")], SamplingParams(max_new_tokens=200, ignore_eos=True))
-        for branch in (trunk, twin, other)
-    ]
-    programs = [branch.jobs[0].program for branch in (trunk, twin, other)]
-    for generation in running:
-        generation.cancel()
+    with held(bundled_engine):  # none of them ends by itself
+        running = [
+            backend.generate(branch, [Segment("Hello")], SamplingParams(max_new_tokens=200, ignore_eos=True))
+            for branch in (trunk, twin, other)
+        ]
+        programs = [branch.jobs[0].program for branch in (trunk, twin, other)]
+        for generation in running:
+            generation.cancel()
     assert None not in programs
     assert programs[0] == programs[1] != programs[2]
 
