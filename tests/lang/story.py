@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import niwaki as nw
 
 STORY = "Once upon a time there was a tree, and it grew."
 
 
-def answers(threads: int = 1, delay: float = 0.0) -> nw.ScriptedBackend:
+def answers(threads: int = 1, delay: float | Callable[[], float] = 0.0) -> nw.ScriptedBackend:
     script: dict[str | re.Pattern[str], str] = {"Moral: ": "grow", "Title: ": "A Tree", "": STORY}
     return nw.ScriptedBackend(script, threads=threads, delay=delay)

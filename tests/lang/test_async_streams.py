@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,25 @@ async def aqa(s: State, question: str) -> None:
 
 
 @pytest.mark.parametrize("program", [qa, aqa], ids=["def", "async def"])
-@pytest.mark.parametrize("name", [None, "answer", "after"])
-def test_the_pieces_of_an_async_stream_add_up(program: Program, name: str | None) -> None:
-    backend = answers(delay=0.002)
+@pytest.mark.parametrize(("name", "before"), [(None, 1), ("answer", 0), ("after", 14)])
+def test_the_pieces_of_an_async_stream_add_up(program: Program, name: str | None, before: int) -> None:
+    """`before`: times that the model waits with nothing for this reader to read: before each of a story's 13 tokens and
+    behind the last one."""
+    may_go_on = threading.Semaphore(1 + before)
+
+    def wait() -> float:
+        assert may_go_on.acquire(timeout=PATIENCE)
+        return 0.0
+
+    backend = answers(threads=1, delay=wait)
 
     async def main() -> None:
         state = program.stream("What grew?", backend=backend, timeout=PATIENCE)
-        pieces = [piece async for piece in state.text_async_iter(name)]
+        pieces = []
+        async for piece in state.text_async_iter(name):
+            pieces.append(piece)
+            may_go_on.release()  # not before: who reads late gets several words as one piece
+        may_go_on.release(100)
         late = [piece async for piece in state.text_async_iter(name)]
         await state.wait()
         whole = state.text() if name is None else state[name]
@@ -82,7 +95,14 @@ def test_pieces_without_log_probabilities_count_their_tokens() -> None:
 
 
 def test_an_async_stream_may_be_left_at_any_piece() -> None:
-    backend = answers(delay=0.0005)
+    may_go_on = threading.Event()
+
+    def answer(prompt: str) -> str:
+        if STORY in prompt:
+            assert may_go_on.wait(PATIENCE)
+        return STORY
+
+    backend = nw.ScriptedBackend(answer, threads=1, delay=0.0005)
 
     async def main() -> None:
         state = qa.stream("What grew?", backend=backend, timeout=PATIENCE)
@@ -96,6 +116,7 @@ def test_an_async_stream_may_be_left_at_any_piece() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        may_go_on.set()
         await state.wait()
         assert state["after"] == STORY
 
