@@ -19,6 +19,7 @@ from niwaki.runtime.api import ModelError
 
 PROGRAM = """
 import datetime, enum, time
+from pathlib import Path
 from pydantic import BaseModel
 import niwaki as nw
 from niwaki.runtime.api import CapacityError, EngineStopped
@@ -33,6 +34,8 @@ class Person(BaseModel):
 @nw.function
 def shout(s, text):
     if "slow" in text:
+        time.sleep(0.02)
+    while "held" in text and Path("hold").exists():
         time.sleep(0.02)
     if "fail" in text:
         raise ValueError("refused:\\n" + text)

@@ -110,8 +110,9 @@ def test_a_reader_of_a_page_that_leaves_is_told_of_in_one_line(folder: Path, row
 
 
 def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> None:
-    texts = [f"slow record {index}" for index in range(200)]
+    texts = [*(f"slow record {index}" for index in range(199)), "held record"]
     Path("in.txt").write_text("\n".join(texts))
+    Path("hold").touch()  # the last one takes until the run is killed
     run_it = ("run", "program.py:shout", "--input", "in.txt", "--output", "out.jsonl", "--concurrency", "4")
     pause = random.Random(3)
     for at_least in (1, 60, 120):
@@ -122,6 +123,7 @@ def test_killed_again_and_again_a_run_loses_and_repeats_no_row(folder: Path) -> 
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         assert at_least <= len(Path("out.jsonl").read_bytes().splitlines()) < len(texts)
+    Path("hold").unlink()
     finished = command(*run_it)
     out, error = finished.communicate(timeout=60)
     assert finished.returncode == 0, error

@@ -32,6 +32,8 @@ def ask(s, text):
         file.write(text + "\\n")
     if "slow" in text:
         time.sleep(0.02)
+    while "held" in text and Path("hold").exists():
+        time.sleep(0.02)
     if "never" in text or ("away" in text and not Path("back").exists()):
         raise ValueError(f"no answer to {text}")
     if "die" in text and Path("back").exists():
@@ -208,7 +210,9 @@ def test_what_a_link_leads_to_is_replaced_and_keeps_its_mode(folder: Path) -> No
 
 def test_killed_again_and_again_no_row_is_lost_and_none_runs_again_that_was_written(folder: Path) -> None:
     texts = [f"slow {('fine', 'away', 'never')[index % 3]} {index}" for index in range(300)]
+    texts[-1] = "held never 299"
     Path("in.txt").write_text("\n".join(texts))
+    Path("hold").touch()  # the last one takes until the run is killed
     assert run("ask", "in.txt", "--limit", "240") == 0  # 60 are not run yet
     before = Path("out.jsonl").read_bytes()
     Path("back").touch()
@@ -226,6 +230,7 @@ def test_killed_again_and_again_no_row_is_lost_and_none_runs_again_that_was_writ
         assert not {int(text.split()[-1]) for text in ran()} & set(range(written))
         written = Path("out.jsonl.retry").read_bytes().count(b"\n")
         assert at_least <= written < len(texts)
+    Path("hold").unlink()
     finished = command(*RETRY, "--concurrency", "4")
     out, error = finished.communicate(timeout=60)
     assert finished.returncode == 0, error

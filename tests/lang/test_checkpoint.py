@@ -271,9 +271,13 @@ CHILD = """
 import sys, time
 import niwaki as nw
 
+until = int(sys.argv[2])
+
 @nw.function
 def double(s, n):
     time.sleep(0.002)
+    while n >= until:  # however long it takes until it is killed
+        time.sleep(1)
     s += f"{n} doubled is " + nw.gen("twice", dtype=int)
 
 backend = nw.ScriptedBackend(lambda prompt: str(2 * int(prompt.split()[0])))
@@ -290,13 +294,16 @@ def test_no_row_is_lost_or_comes_twice_when_the_process_is_killed(tmp_path: Path
     script = tmp_path / "child.py"
     script.write_text(CHILD % count)
     path = tmp_path / "out.jsonl"
-    command = [sys.executable, str(script), str(path)]
+
+    def command(until: int) -> list[str]:
+        return [sys.executable, str(script), str(path), str(until)]
+
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     draw = random.Random(3)
     held = 0
     for _ in range(5):
-        child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         wanted = held + draw.randint(1, count // 8)
+        child = subprocess.Popen(command(wanted + 20), env=environment, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while child.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < wanted):
             assert time.monotonic() < deadline
@@ -305,7 +312,7 @@ def test_no_row_is_lost_or_comes_twice_when_the_process_is_killed(tmp_path: Path
         child.wait()
         before, held = held, path.read_bytes().count(b"\n")
         assert before < held < count, "killed half way, and nothing that stood there was lost"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command(count), env=environment, capture_output=True, text=True, check=True)
     assert int(done.stdout) == count * (count - 1)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["index"], line["twice"]) for line in lines] == [(n, 2 * n) for n in range(count)]

@@ -243,13 +243,15 @@ import sys, time
 from pathlib import Path
 import niwaki as nw
 
-COUNT, folder = int(sys.argv[2]), Path(sys.argv[1])
+COUNT, until, folder = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[1])
 
 @nw.function
 def double(s, n):
     with open(folder / "ran.txt", "a") as file:
         file.write(f"{n}\\n")
     time.sleep(0.004)
+    while n >= until:  # however long it takes until it is killed
+        time.sleep(1)
     if n % 3 == 2 or (n % 3 == 1 and not (folder / "back").exists()):
         raise ValueError(f"no answer to {n}")
     s += f"{n} doubled is " + nw.gen("twice", dtype=int)
@@ -268,8 +270,8 @@ def test_killed_again_and_again_no_row_is_lost_and_none_runs_again_that_was_writ
     (tmp_path / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def child(count: int) -> subprocess.Popen[str]:
-        arguments = [sys.executable, str(tmp_path / "child.py"), str(tmp_path), str(count)]
+    def child(count: int, until: int = 300) -> subprocess.Popen[str]:
+        arguments = [sys.executable, str(tmp_path / "child.py"), str(tmp_path), str(count), str(until)]
         return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
 
     def ran() -> set[int]:
@@ -287,7 +289,7 @@ def test_killed_again_and_again_no_row_is_lost_and_none_runs_again_that_was_writ
     draw = random.Random(5)
     written = 0
     for at_least in (1, 90, 180, 250):  # 60 rows are not run yet
-        process = child(300)
+        process = child(300, at_least + 20)
         deadline = time.monotonic() + 60
         while not retry.exists() or retry.read_bytes().count(b"\n") < at_least:
             assert process.poll() is None
