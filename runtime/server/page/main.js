@@ -17,12 +17,15 @@ const OF_SESSIONS = ["rename", "export", "delete"]; // buttons that do something
 
 let session = null; // the id of the open one, which is what stands on the page; null: it is made with its first message
 let opening = 0; // how often one was clicked
+let listing = 0; // how often the list was asked for
 let listed = SESSIONS_A_PAGE; // of the sessions, the newest
 let running = null; // the AbortController of the answer that is being written
 
 // -- sessions --------------------------------------------------------------------------------------------------------
 
 async function listSessions() {
+  listing += 1;
+  const mine = listing;
   const data = [];
   let more = true;
   while (more && data.length < listed) {
@@ -31,6 +34,7 @@ async function listSessions() {
     data.push(...page.data);
     more = page.has_more;
   }
+  if (listing !== mine) return; // it was asked for again meanwhile, and may be another one since
   $("older").hidden = !more;
   $("sessions").replaceChildren(...data.map((one) => {
     const item = element("li");

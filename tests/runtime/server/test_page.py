@@ -111,6 +111,7 @@ def test_a_session_is_renamed_and_an_export_is_read_back(page: Browser, tmp_path
     assert page.run("return document.querySelector('#rename').disabled") is True
     page.type("#import-file", str(exported))
     page.wait("document.querySelectorAll('.turn').length === 1")
+    page.wait("document.querySelectorAll('#sessions button').length === 2")  # listed behind the turns
     assert page.texts("#sessions button") == ["cats and dogs", "cats and dogs"]
     assert (page.texts("#talk-title"), page.texts(".said .body")) == (["cats and dogs"], shown)
     assert page.run("return document.querySelector('#problem').hidden") is True
@@ -138,6 +139,27 @@ def test_a_new_title_stands_over_the_session_that_it_is_of(page: Browser) -> Non
     page.run("window.letGo()")
     page.wait("document.querySelector('#sessions button').textContent === 'cats'")
     assert page.texts("#talk-title") == ["New session"]
+
+
+@needs_browser
+def test_a_list_of_sessions_that_comes_late_does_not_stand_over_a_newer_one(page: Browser) -> None:
+    page.run(
+        "const send = window.fetch;"
+        "window.fetch = async (path, how) => {"
+        "  const answer = await send(path, how);"
+        "  if (!path.startsWith('v1/sessions?') || window.letGo) return answer;"
+        "  const told = await answer.json();"
+        "  await new Promise((go) => { window.letGo = go; });"
+        "  window.hasCome = true;"
+        "  return { ok: true, json: async () => told };"
+        "};"
+    )
+    page.click("#new")
+    page.wait("window.letGo")
+    said(page, "the cat", 1)
+    page.run("window.letGo()")
+    page.wait("window.hasCome")
+    assert page.texts("#sessions button") == ["the cat"]
 
 
 def open_session(page: Browser) -> list[object]:
@@ -206,7 +228,8 @@ def test_a_message_goes_once_and_only_into_the_session_where_it_was_written(page
     page.type("#draft", "the dog")
     page.run(f"{send} document.querySelector('#sessions button').click()")
     page.wait(f"{IDLE} && document.querySelectorAll('#sessions button').length === 2")
-    assert page.texts("#sessions [aria-current=true]") == page.texts("#talk-title") == ["the cat"]
+    page.wait("document.querySelector('#sessions [aria-current=true]')?.textContent === 'the cat'")
+    assert page.texts("#talk-title") == ["the cat"]
     assert len(page.texts(".turn")) == 1
     assert page.run("return document.querySelector('#draft').value") == "the dog"
 

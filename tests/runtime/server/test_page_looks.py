@@ -93,7 +93,8 @@ def test_branches_of_one_session_have_names_of_their_own(page: Browser) -> None:
     said(page, "the cat", 1)
     for title in ("the cat (branch)", "the cat (branch 2)", "the cat (branch 3)"):
         page.click(".turn:first-child .told button:first-of-type")
-        page.wait("document.querySelector('#talk-title').textContent === arguments[0]", title)
+        page.wait("document.querySelector('#sessions [aria-current=true]')?.textContent === arguments[0]", title)
+        assert page.texts("#talk-title") == [title]
     assert page.texts("#sessions button") == ["the cat (branch 3)", "the cat (branch 2)", "the cat (branch)", "the cat"]
 
 
