@@ -178,7 +178,7 @@ def test_a_read_that_would_stop_the_loop_is_refused() -> None:
     gate = threading.Event()
 
     def answer(prompt: str) -> str:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         return "late"
 
     @nw.function
@@ -401,7 +401,7 @@ def test_cancelling_the_arun_of_a_def_program_ends_its_body_too() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(f.arun(backend=backend))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, PATIENCE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -416,7 +416,7 @@ def test_a_wait_that_is_given_up_leaves_the_state_well() -> None:
     gate = threading.Event()
 
     def answer(prompt: str) -> str:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         return "late"
 
     @nw.function

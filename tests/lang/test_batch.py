@@ -18,6 +18,7 @@ import pytest
 from niwaki.lang.batch import READ_AHEAD, WINDOW, Journal, JournalError, run_rows
 from niwaki.lang.progress import with_progress_bar
 from niwaki.runtime.api import ConfigError, ProgramError
+from tests.lang.waiting import PATIENCE
 
 FINGERPRINT = {"input": "a1", "program": "b2"}
 
@@ -41,7 +42,7 @@ def test_results_come_in_row_order_whatever_order_they_finish_in() -> None:
 
     def run_one(row: int) -> int:
         if row == 0:
-            last_is_done.wait(10)
+            last_is_done.wait(PATIENCE)
         if row == 7:
             last_is_done.set()
         return row
@@ -82,7 +83,7 @@ def test_no_more_rows_run_at_once_than_threads() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        barrier.wait(10)
+        barrier.wait(PATIENCE)
         with lock:
             running -= 1
 
@@ -104,7 +105,7 @@ def test_rows_are_read_only_a_window_ahead_of_the_oldest_unfinished_one() -> Non
 
     def run_one(row: int) -> int:
         if row == 0:
-            assert release.wait(10)
+            assert release.wait(PATIENCE)
         return row
 
     results = run_rows(run_one, rows(), num_threads=2)
@@ -129,7 +130,7 @@ def test_a_row_that_takes_long_leaves_no_thread_idle_and_reads_no_more_rows_at_o
         nonlocal num_ended
         if row == 30 * 2:
             others_are_done.set()
-        was_whole = row > 0 or others_are_done.wait(10)
+        was_whole = row > 0 or others_are_done.wait(PATIENCE)
         with lock:
             num_ended += 1
         return was_whole

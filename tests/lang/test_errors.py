@@ -59,7 +59,7 @@ def test_every_read_of_a_failed_state_raises_the_original_error_every_time(
 ) -> None:
     original = nw.GenerationError(BROKEN)
     backend = nw.ScriptedBackend({"boom": original, "": "ok"}, threads=threads)
-    state = failing.run(backend=backend, timeout=20)
+    state = failing.run(backend=backend, timeout=PATIENCE)
     assert state.error() is original
     for _ in range(2):
         with pytest.raises(nw.GenerationError, match=BROKEN) as caught:
@@ -287,7 +287,7 @@ def test_ctrl_c_in_the_body_stops_the_forks() -> None:
         forks = s.fork(2)
         forks += "go" + nw.gen("x", max_tokens=100_000)
         forks_seen.extend(forks)
-        assert started.wait(10)
+        assert started.wait(PATIENCE)
         raise KeyboardInterrupt
 
     backend = nw.ScriptedBackend(answer, threads=2, delay=0.01)
@@ -330,7 +330,7 @@ def test_an_unknown_variable_after_a_join_raises_when_the_join_is_done() -> None
         s["y"]
 
     with pytest.raises(nw.UnknownVariable, match="it has: 'x'"):
-        f.run(backend=broken(), timeout=20)
+        f.run(backend=broken(), timeout=PATIENCE)
 
 
 def test_meta_info_of_a_variable_that_was_not_generated_is_unknown() -> None:

@@ -166,7 +166,7 @@ def test_forks_run_at_the_same_time() -> None:
     running, at_once = threading.Barrier(4, timeout=PATIENCE), []
 
     def answer(prompt: str) -> str:
-        at_once.append(running.wait())  # breaks after 10 s unless four arrive together
+        at_once.append(running.wait())  # breaks unless four arrive together
         return "ok"
 
     @nw.function
@@ -183,7 +183,7 @@ def test_neither_append_nor_fork_nor_join_waits() -> None:
     gate = threading.Event()
 
     def answer(prompt: str) -> str:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         return "ok"
 
     @nw.function

@@ -16,6 +16,7 @@ import niwaki as nw
 from niwaki.lang.expressions import image
 from niwaki.lang.state import State
 from tests.lang.openai_stub import Body, Stub, serving
+from tests.lang.waiting import PATIENCE
 
 pytest.importorskip("openai")
 
@@ -255,7 +256,7 @@ def test_cancelling_closes_the_connection(stub: Stub, chat: nw.OpenAI) -> None:
     state.cancel()
     with pytest.raises(nw.Cancelled):
         state.sync()
-    assert stub.gone.wait(30)
+    assert stub.gone.wait(PATIENCE)
 
 
 def test_many_async_programs_share_one_thread(stub: Stub, chat: nw.OpenAI) -> None:
@@ -300,6 +301,6 @@ def test_what_the_client_left_half_way_is_closed_before_the_thread_ends(chat: nw
             await asyncio.sleep(60)
 
     asyncio.run_coroutine_threadsafe(listen(), chat._running_loop())
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     chat.shutdown()
-    assert closed.wait(10)
+    assert closed.wait(PATIENCE)

@@ -12,6 +12,7 @@ import niwaki as nw
 from niwaki.lang.scripted_answers import Script
 from niwaki.lang.state import State
 from niwaki.runtime.api import Choices, Regex, SamplingParams, Segment
+from tests.lang.waiting import PATIENCE
 
 
 def generate(backend: nw.ScriptedBackend, prompt: str, params: SamplingParams | None = None) -> str:
@@ -148,10 +149,10 @@ def test_closing_a_branch_cancels_what_runs_on_it() -> None:
     backend = nw.ScriptedBackend(answer, threads=1, delay=0.01)
     branch = backend.open()
     generation = backend.generate(branch, [], SamplingParams(max_new_tokens=10_000))
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     backend.close(branch)
     with pytest.raises(nw.Cancelled):
-        generation.result(10)
+        generation.result(PATIENCE)
     backend.shutdown()
 
 

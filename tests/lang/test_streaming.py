@@ -127,7 +127,7 @@ def test_several_readers_see_the_same_text() -> None:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(20)
+        reader.join(PATIENCE)
     assert [texts[i] for i in range(6)] == [STORY, WHOLE] * 3
 
 
@@ -145,7 +145,7 @@ def test_reads_of_a_streamed_state_wait_for_what_the_body_has_not_said_yet() -> 
 
     @nw.function
     def f(s: State) -> None:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         s += "late" + nw.gen("x")
 
     state = f.stream(backend=nw.ScriptedBackend(lambda prompt: "ok"))
@@ -154,7 +154,7 @@ def test_reads_of_a_streamed_state_wait_for_what_the_body_has_not_said_yet() -> 
     reader.start()
     assert state.text_iter() is not None
     gate.set()
-    reader.join(10)
+    reader.join(PATIENCE)
     assert got == ["ok"]
     assert state.text() == "lateok"
 

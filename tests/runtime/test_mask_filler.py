@@ -271,7 +271,7 @@ def test_the_thread_of_a_filler_ends_with_it_and_what_is_filled_at_once_needs_no
     filler.start([matcher]).rows()
     (mine,) = set(threads()) - set(before)
     del filler, matcher
-    mine.join(10)
+    mine.join(60)
     assert not mine.is_alive()
 
 
