@@ -1,9 +1,11 @@
-"""How long a connection may take to say what it asks. uvicorn waits for the rest of a request's head for ever."""
+"""How long a connection may take to say what it asks, and what it is told where that is no HTTP. uvicorn waits for the
+rest of a request's head for ever, and refuses in a form of its own."""
 
 from __future__ import annotations
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from niwaki.runtime.server.errors import ApiError
@@ -29,6 +31,13 @@ def heads_within(seconds: float) -> type[H11Protocol]:
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(seconds, self._end)
 
+        def send_400_response(self, msg: str) -> None:
+            """What came is no HTTP: uvicorn's own way is plain text, and an exception behind an answer that has begun,
+            such as to a body that was too long already."""
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self._refuse(b"400 Bad Request", ApiError(400, "this is no valid HTTP request", code="invalid_http"))
+            self.transport.close()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget_timer()
             super().connection_lost(exc)
@@ -42,11 +51,15 @@ def heads_within(seconds: float) -> type[H11Protocol]:
             if self.transport.is_closing():
                 return
             if self.conn.trailing_data[0]:  # half a head; the bytes of a body that nobody wants any more are not kept
-                refusal = ApiError(408, f"the request's head did not arrive within {seconds:g} s").content()
-                self.transport.write(
-                    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                    b"content-length: %d\r\n\r\n%b" % (len(refusal), refusal)
-                )
+                refusal = ApiError(408, f"the request's head did not arrive within {seconds:g} s")
+                self._refuse(b"408 Request Timeout", refusal)
             self.transport.close()
+
+        def _refuse(self, status: bytes, refusal: ApiError) -> None:
+            content = refusal.content()
+            self.transport.write(
+                b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                % (status, len(content), content)
+            )
 
     return Protocol

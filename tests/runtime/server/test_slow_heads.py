@@ -1,4 +1,4 @@
-"""Who does not say what it asks is not waited for, and who did is left alone."""
+"""Who does not say what it asks is not waited for, who says it in no HTTP is told so, and who did is left alone."""
 
 from __future__ import annotations
 
@@ -137,6 +137,48 @@ def test_what_still_comes_of_a_body_behind_its_answer_is_no_next_request() -> No
         while not wire.written.endswith(b"ok"):
             await asyncio.sleep(0)
         protocol.data_received(b"12")
+        await wire.closed.wait()
+        return wire.written
+
+    assert asyncio.run(asyncio.wait_for(run(), PATIENCE)).count(b"HTTP/1.1 ") == 1
+
+
+NO_HTTP = {
+    "of another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "without a host": b"GET /ready HTTP/1.1\r\n\r\n",
+    "of two lengths": READY[:-2] + b"content-length: 3\r\ncontent-length: 5\r\n\r\nabc",
+    "of a length below 0": READY[:-2] + b"content-length: -5\r\n\r\n",
+    "in a chunk of no size": READY[:-2].replace(b"GET", b"POST") + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", NO_HTTP.values(), ids=NO_HTTP)
+def test_what_is_no_http_is_refused_in_the_form_of_all_errors(engine: Engine, sent: bytes) -> None:
+    with serving(engine, ServerConfig(port=0)) as url, connected(url) as client:
+        client.sendall(sent)
+        answer = b""
+        while came := client.recv(4096):
+            answer += came
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"connection: close" in head
+    assert json.loads(body)["error"] == {
+        "message": "this is no valid HTTP request",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_http",
+    }
+
+
+def test_what_is_no_http_behind_an_answer_that_has_begun_ends_the_connection_alone() -> None:
+    async def run() -> bytes:
+        app = Answering()
+        app.release.set()
+        protocol, wire = wired(app, PATIENCE)
+        protocol.data_received(READY[:-2].replace(b"GET", b"POST") + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+        while not wire.written.endswith(b"ok"):
+            await asyncio.sleep(0)
+        protocol.data_received(b"zz\r\n")
         await wire.closed.wait()
         return wire.written
 
