@@ -262,11 +262,27 @@ class Bell:
         raise ValueError("a bug in a callback")
 
 
+class Holding:
+    """Holds a clock up until it is let go, however long it takes to set the alarms of a test."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._is_over = threading.Event()
+        clock.at(0.0, self._hold)
+
+    def _hold(self) -> None:
+        self._is_over.wait(PATIENCE)
+
+    def let_go(self) -> None:
+        self._is_over.set()
+
+
 def test_alarms_go_off_in_order_and_cancelled_ones_do_not() -> None:
     clock, bell, now = Clock(), Bell(), time.monotonic()
+    holding = Holding(clock)
     clock.at(now + 0.06, bell.ring, 3)
     clock.at(now + 0.02, bell.ring, 1)
     clock.at(now + 0.04, bell.ring, 2).cancel()
+    holding.let_go()
     wait_until(lambda: bell.rung[-1:] == [3])
     assert bell.rung == [1, 3]
 
@@ -274,11 +290,13 @@ def test_alarms_go_off_in_order_and_cancelled_ones_do_not() -> None:
 def test_an_alarm_keeps_nothing_alive_and_one_that_fails_stops_no_other() -> None:
     clock, bell, gone = Clock(), Bell(), Bell()
     rung, now = gone.rung, time.monotonic()
+    holding = Holding(clock)
     clock.at(now + 0.02, gone.ring, 1)
     del gone
     gc.collect()
     clock.at(now + 0.03, bell.fail)
     clock.at(now + 0.04, bell.ring, 2)
+    holding.let_go()
     wait_until(lambda: bell.rung == [2])
     assert rung == []
 
