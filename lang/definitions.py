@@ -16,8 +16,9 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Final, TypeAlias, cast
 
@@ -192,13 +193,22 @@ def _is_installed(name: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
-def _assignments(module: ModuleType, name: str) -> list[ast.stmt]:
+def _assignments(module: ModuleType, name: str) -> Sequence[ast.stmt]:
     """The statements of the module itself that set the name; none where its source cannot be read."""
     try:
-        tree = ast.parse(inspect.getsource(module))
+        return _assignments_in(inspect.getsource(module)).get(name, ())
     except (OSError, TypeError, SyntaxError):
-        return []
-    return [one for one in _statements(tree.body) if name in _targets(one)]
+        return ()
+
+
+@lru_cache(maxsize=16)  # a program names many constants of few modules
+def _assignments_in(source: str) -> Mapping[str, Sequence[ast.stmt]]:
+    """For each name that a module sets, the statements that do."""
+    found: dict[str, list[ast.stmt]] = {}
+    for one in _statements(ast.parse(source).body):
+        for name in _targets(one):
+            found.setdefault(name, []).append(one)
+    return found
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

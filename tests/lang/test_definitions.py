@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import types
@@ -153,6 +154,38 @@ def made_for(prompt: str) -> Program:
         s += prompt + nw.gen("x")
 
     return ask
+
+
+CONSTANTS = """
+import niwaki as nw
+ONE = "1"
+TWO = ONE + "2"
+THREE = "3"
+@nw.function
+def count(s):
+    s += ONE + TWO + THREE
+"""
+
+
+def test_a_module_is_parsed_once_for_all_constants_and_again_where_it_has_changed(
+    load: Callable[..., types.ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[object] = []
+    parse = ast.parse
+
+    def counted(source: str, *options: object, **named: object) -> ast.AST:
+        if "ONE = " in source:
+            parsed.append(source)
+        return parse(source, *options, **named)  # type: ignore[call-overload, no-any-return]  # as it was called
+
+    monkeypatch.setattr(ast, "parse", counted)
+    first = definitions_of(load(CONSTANTS).count.func)
+    assert len(first) == 3
+    assert len(parsed) == 1
+    assert definitions_of(load(CONSTANTS).count.func) == first
+    assert len(parsed) == 1
+    assert changed(first, definitions_of(load(CONSTANTS.replace('"3"', '"4"')).count.func)) == ["THREE"]
+    assert len(parsed) == 2
 
 
 def test_a_batch_does_not_go_on_with_the_rows_of_another_prompt(tmp_path: Path) -> None:
