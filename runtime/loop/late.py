@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
@@ -133,7 +134,7 @@ class Late:
                 self._thread.start()
                 weakref.finalize(self, self._telling.put, None)
             drawn.begin()
-            self._pause.put(self._telling, drawn)
+            self._pause.hold_back(partial(self._telling.put, drawn))
 
     def next_drawn(self) -> Drawn | None:
         """The oldest that can be taken."""

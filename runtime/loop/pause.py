@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Final
 
 MAX_SECONDS: Final = 0.03  # that somebody is kept waiting: what lies between two pauses is mostly below 5 ms
-
-T = TypeVar("T")
 
 
 class Pause:
@@ -22,14 +20,14 @@ class Pause:
         self._is_on.set()
         self._owner: int | None = None  # the engine's thread
         self._was_too_long = False  # somebody has waited in vain: nobody waits for the next one any more
-        self._held_back: list[tuple[SimpleQueue[Any], object]] = []  # for others, until the next one
+        self._held_back: list[Callable[[], object]] = []  # until the next one
 
     def __enter__(self) -> None:
         self._was_too_long = False
         self._is_on.set()
         if self._held_back:
-            for queue, job in self._held_back:
-                queue.put(job)
+            for wake in self._held_back:
+                wake()
             self._held_back.clear()
 
     def __exit__(
@@ -42,10 +40,10 @@ class Pause:
     def is_on(self) -> bool:
         return self._is_on.is_set()
 
-    def put(self, queue: SimpleQueue[T], job: T) -> None:
-        """As the next one begins, on the engine's thread: for another that would do nothing with it before, but ask
-        for the interpreter as it is woken."""
-        self._held_back.append((queue, job))
+    def hold_back(self, wake: Callable[[], object]) -> None:
+        """Call it as the next one begins, on the engine's thread. It gives another thread something that this one
+        would do nothing with before, but ask for the interpreter as it is woken. It must not raise."""
+        self._held_back.append(wake)
 
     def wait(self) -> None:
         """For the next one, or MAX_SECONDS once: who waits often is not kept for longer. The engine's own thread goes

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -67,8 +68,8 @@ def test_what_is_put_between_two_pauses_comes_as_the_next_begins() -> None:
     jobs: SimpleQueue[int] = SimpleQueue()
     with pause:
         pass
-    pause.put(jobs, 1)
-    pause.put(jobs, 2)
+    pause.hold_back(partial(jobs.put, 1))
+    pause.hold_back(partial(jobs.put, 2))
     assert jobs.empty()
     with pause:
         assert [jobs.get_nowait(), jobs.get_nowait()] == [1, 2]
