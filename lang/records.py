@@ -271,6 +271,10 @@ def _csv_rows(file: BinaryIO) -> Iterator[tuple[int, list[str] | RecordError]]:
             if str(error) == "unexpected end of data":
                 why = "nothing closes a quote in it, so that the rest of the file is one record"
                 yield first_line, RecordError(f"is not valid CSV: {error}: {why}")
+            elif str(error).startswith("new-line character seen in unquoted field"):  # which advises a programmer
+                why = "a carriage return outside of quotes, with no line feed behind it"
+                remedy = "quote that field or, where lines end so, write them anew: tr '\\r' '\\n' < OLD > NEW"
+                yield first_line, RecordError(f"has {why}; {remedy}")
             else:
                 begins = f" (the record begins in line {first_line})" if first_line != reader.line_num else ""
                 yield reader.line_num, RecordError(f"is not valid CSV: {error}{begins}")

@@ -94,6 +94,15 @@ def test_a_csv_record_of_several_lines_that_is_wrong_names_its_first(tmp_path: P
     ]
 
 
+def test_a_carriage_return_that_ends_no_line_is_told_with_what_to_do(tmp_path: Path) -> None:
+    found = read(tmp_path / "in.csv", b'a,b\n1,x\ry\n3,"4\r"\n')
+    assert found == [
+        "line 2 of in.csv has a carriage return outside of quotes, with no line feed behind it; quote that field or, "
+        "where lines end so, write them anew: tr '\\r' '\\n' < OLD > NEW",
+        {"a": "3", "b": "4\r"},
+    ]
+
+
 def test_a_folder_is_no_input_and_how_to_read_its_files_is_said(tmp_path: Path) -> None:
     for name in ("letters", "letters.txt"):
         (tmp_path / name).mkdir()
@@ -102,7 +111,13 @@ def test_a_folder_is_no_input_and_how_to_read_its_files_is_said(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b"a,a\n", "each column once"), (b"\xff\n", "not valid UTF-8")]
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"a,a\n", "each column once"),
+        (b"\xff\n", "not valid UTF-8"),
+        (b"a,b\r1,2\r", r"the header of .* has a carriage return .* where lines end so, write them anew: tr"),
+    ],
 )
 def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "in.csv"
