@@ -9,10 +9,12 @@ import asyncio
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from niwaki.lang.batch import WINDOW, check_batch
 from niwaki.lang.batch_places import as_one_async_batch
+from niwaki.lang.behind import Behind, Keep
 from niwaki.runtime.api import Cancelled, ProgramError
 
 RowT = TypeVar("RowT")
@@ -58,19 +60,20 @@ def run_rows_async(
     *,
     concurrency: int = DEFAULT_ASYNC_CONCURRENCY,
     on_error: Literal["return", "raise"] = "return",
+    keep: Keep[ResultT] | None = None,
 ) -> AsyncGenerator[ResultT | Exception, None]:
     """Await `run_one` for every row, at most `concurrency` at once, and yield the results in the order of the rows.
 
     A row that raises yields its exception and the others go on; with on_error="raise" the first such exception, in
     row order, is raised instead. `rows` is read lazily, at most `WINDOW * concurrency` rows ahead of the oldest
     unfinished one. When `rows` itself raises, what was read before is finished and yielded first. Closing the batch
-    cancels the rows that run. To an engine all rows are one program.
+    cancels the rows that run. To an engine all rows are one program. `keep` is as of `run_rows`.
 
     Raises:
         ConfigError: concurrency is below 1, or on_error is unknown. Raised at once, not at the first result.
     """
     check_batch("concurrency", concurrency, on_error)
-    results = _run_ordered(as_one_async_batch(run_one), rows, concurrency)
+    results = _run_ordered(as_one_async_batch(run_one), rows, concurrency, Behind(keep))
     return _raise_errors(results) if on_error == "raise" else results
 
 
@@ -89,7 +92,7 @@ def iterate_on_a_loop(results: AsyncGenerator[ResultT | Exception, None]) -> Ite
 
 
 async def _run_ordered(
-    run_one: Callable[[RowT], Awaitable[ResultT]], rows: Iterable[RowT], concurrency: int
+    run_one: Callable[[RowT], Awaitable[ResultT]], rows: Iterable[RowT], concurrency: int, behind: Behind[ResultT]
 ) -> AsyncGenerator[ResultT | Exception, None]:
     window: deque[asyncio.Task[ResultT | Exception]] = deque()
     running: set[asyncio.Task[ResultT | Exception]] = set()
@@ -97,9 +100,11 @@ async def _run_ordered(
     source = iter(rows)
     source_error: Exception | None = None
     is_exhausted = False
+    num_read = 0
 
-    def end(task: asyncio.Task[ResultT | Exception]) -> None:
+    def end(number: int, task: asyncio.Task[ResultT | Exception]) -> None:
         running.discard(task)
+        behind.has_ended(number)
         has_ended.set()
 
     try:
@@ -116,14 +121,20 @@ async def _run_ordered(
                 task = asyncio.ensure_future(_attempt(run_one, row))
                 window.append(task)
                 running.add(task)
-                task.add_done_callback(end)
+                task.add_done_callback(partial(end, num_read))
+                num_read += 1
             if not window:
                 break
             if window[0].done():
+                behind.gives_next()
                 yield window.popleft().result()
                 continue
             has_ended.clear()
-            await has_ended.wait()
+            try:
+                async with asyncio.timeout(behind.patience()):
+                    await has_ended.wait()
+            except TimeoutError:
+                behind.keep(lambda place: window[place].result())
         if source_error is not None:
             raise source_error
     finally:

@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, compress, count, islice
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final, Literal, Self, TypeVar
 
+from niwaki.lang.ahead import Ahead
 from niwaki.lang.batch_places import as_one_batch
+from niwaki.lang.behind import Behind, Keep
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
 from niwaki.runtime.api.faults import not_made
 
@@ -36,8 +39,9 @@ DEFAULT_CONCURRENCY = 32
 # busy with a result keeps no thread waiting for its next row. It bounds the memory that rows take.
 READ_AHEAD: Final = 4
 # How far the row being read may run ahead of the oldest unfinished one, likewise: results that wait for an earlier one.
-# It bounds their memory, and the work that a kill can cost. One row in a hundred that takes 30 times as long as others
-# (a model that goes round in circles until its budget ends it) leaves 3 % of 32 threads idle; at 4 it would be 72 %.
+# It bounds their memory; `keep` sees to it that a kill does not cost them. One row in a hundred that takes 30 times as
+# long as others (a model that goes round in circles until its budget ends it) leaves 3 % of 32 threads idle; at 4 it
+# would be 72 %.
 WINDOW: Final = 32
 
 FSYNC_SECONDS = 1.0
@@ -51,6 +55,7 @@ def run_rows(
     *,
     num_threads: int = DEFAULT_CONCURRENCY,
     on_error: Literal["return", "raise"] = "return",
+    keep: Keep[ResultT] | None = None,
 ) -> Iterator[ResultT | Exception]:
     """Call `run_one` for every row on `num_threads` threads and yield its results in the order of the rows.
 
@@ -60,12 +65,14 @@ def run_rows(
     `rows` itself raises, what was read before is finished and yielded first. Closing the iterator drops the rows that
     have not started and does not wait for those that have. To an engine all rows are one program.
 
+    `keep` is called once for each result that has waited for an earlier one while nothing was yielded for a second.
+
     Raises:
         ConfigError: num_threads is below 1, or on_error is unknown: raised at once, not at the first result. Or the
             system allows fewer threads.
     """
     check_batch("num_threads", num_threads, on_error)
-    results = _run_ordered(as_one_batch(run_one), rows, num_threads)
+    results = _run_ordered(as_one_batch(run_one), rows, num_threads, Behind(keep))
     return _raise_errors(results) if on_error == "raise" else results
 
 
@@ -78,11 +85,12 @@ def check_batch(name: str, count: object, on_error: object) -> None:
 
 
 def _run_ordered(
-    run_one: Callable[[RowT], ResultT], rows: Iterable[RowT], num_threads: int
+    run_one: Callable[[RowT], ResultT], rows: Iterable[RowT], num_threads: int, behind: Behind[ResultT]
 ) -> Iterator[ResultT | Exception]:
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="niwaki-row")
     window: deque[Future[ResultT | Exception]] = deque()
-    ended: SimpleQueue[object] = SimpleQueue()  # one entry for each row that has ended since this was last looked at
+    ended: SimpleQueue[int] = SimpleQueue()  # the numbers of the rows that have ended since this was last looked at
+    num_read = 0
     num_open = 0  # rows that were handed to the threads and, as far as was looked, have not ended
     source = iter(rows)
     source_error: Exception | None = None
@@ -91,9 +99,10 @@ def _run_ordered(
         while True:
             # Deliver what is ready before reading on, so that a journal never lags behind the work.
             while window and window[0].done():
+                behind.gives_next()
                 yield window.popleft().result()
             while not ended.empty():
-                ended.get()
+                behind.has_ended(ended.get())
                 num_open -= 1
             if not is_exhausted and num_open < READ_AHEAD * num_threads and len(window) < WINDOW * num_threads:
                 try:
@@ -103,11 +112,15 @@ def _run_ordered(
                 except Exception as error:  # kept until the rows before it are out
                     source_error, is_exhausted = error, True
                 else:
-                    window.append(_submitted(pool, run_one, row, ended))
+                    window.append(_submitted(pool, run_one, row, partial(ended.put, num_read)))
                     num_open += 1
+                    num_read += 1
             elif window:
-                ended.get()
-                num_open -= 1
+                try:
+                    behind.has_ended(ended.get(timeout=behind.patience()))
+                    num_open -= 1
+                except Empty:
+                    behind.keep(lambda place: window[place].result())
             else:
                 break
         if source_error is not None:
@@ -117,7 +130,7 @@ def _run_ordered(
 
 
 def _submitted(
-    pool: ThreadPoolExecutor, run_one: Callable[[RowT], ResultT], row: RowT, ended: SimpleQueue[object]
+    pool: ThreadPoolExecutor, run_one: Callable[[RowT], ResultT], row: RowT, end: Callable[[], None]
 ) -> Future[ResultT | Exception]:
     try:
         future = pool.submit(_attempt, run_one, row)
@@ -126,7 +139,7 @@ def _submitted(
             raise
         # A user or a container has a limit of threads.
         raise ConfigError(f"{error}: the system allows no more of them; run fewer rows at once") from error
-    future.add_done_callback(ended.put)  # when it is done: whoever takes this out finds it so
+    future.add_done_callback(lambda _: end())  # when it is done: whoever is told finds it so
     return future
 
 
@@ -172,6 +185,9 @@ class Journal:
     PATH.meta, and a run with another fingerprint is refused. /dev/stdout, whatever stands behind it, and a path that
     is no regular file are only written: no lock, no sidecar, nothing to continue.
 
+    Rows that are done before their turn and wait long for it stand in PATH.ahead, see `keep`. With `runs_failed` those
+    of them that failed run again.
+
     Opening changes nothing on disk but creating an empty file, which goes again unless `begin` prepares it for writing.
 
     Raises:
@@ -180,15 +196,19 @@ class Journal:
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False) -> None:
+    def __init__(
+        self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False, runs_failed: bool = False
+    ) -> None:
         if sys.platform == "win32":
             raise JournalError(f"{path}: niwaki writes no output files on Windows, where it cannot lock them; use WSL")
         self.path = path
         self.meta_path = path.parent / f"{path.name}.meta"
         self.num_done = 0
+        self._num_found = 0  # that stood there when it was opened
         self._fingerprint = dict(fingerprint)
         self._is_unused = False  # it was made here, it is ours, and nobody has begun
         self._fd, is_made_here = _opened(path)
+        self._ahead = Ahead(path)
         self._end = 0  # bytes of whole lines
         self._is_unsynced = False
         self._synced_at = time.monotonic()
@@ -197,8 +217,8 @@ class Journal:
             if self.is_resumable:
                 self._lock()
                 self._is_unused = is_made_here
-                if not restart:
-                    self._recover()
+                if not (restart or is_made_here):
+                    self._recover(leaves_failed=runs_failed)
         except BaseException:
             self.close()
             raise
@@ -207,6 +227,9 @@ class Journal:
         """Cut off what is not kept (a half line; with restart everything) and write the sidecar."""
         self._is_unused = False
         if self.is_resumable:
+            if not (self.num_done or self._ahead.indices) and self._ahead.path.exists():  # of another run
+                self._ahead.forget()
+                _sync_folder(self.path.parent)
             if os.fstat(self._fd).st_size != self._end:  # a file that is whole keeps its time of change
                 os.ftruncate(self._fd, self._end)
                 self._sync()
@@ -220,26 +243,44 @@ class Journal:
             OSError: it could not be written whole; the file still ends with the row before it.
             ValueError: the row is not JSON (a float that is not finite, a lone surrogate).
         """
-        try:
-            text = json.dumps({"index": self.num_done, **row}, ensure_ascii=False, allow_nan=False)
-            line = text.encode("utf-8") + b"\n"
-        except ValueError as error:
-            raise ValueError(_what_is_no_json(row, error)) from error
-        self._append(line)
+        self._append_ahead()
+        self._append(_line_of(self.num_done, row))
+
+    def keep(self, number: int, row: Mapping[str, object]) -> None:
+        """The row of that number among the `undone` is done, and waits for an earlier one: after a kill it is not run
+        again. Raises ValueError: the row is not JSON."""
+        if self.is_resumable:
+            self._ahead.add(_line_of(self._ahead.index_of(number, self._num_found), row))
 
     def undone(self, rows: Iterable[RowT]) -> Iterator[RowT]:
-        """Those of all rows that are to be run: those that are not written."""
-        return islice(rows, self.num_done, None)
+        """Those of all rows that are to be run: those that are neither written nor ahead."""
+        ahead = self._ahead.indices
+        rest = islice(rows, self.num_done, None)
+        return compress(rest, (index not in ahead for index in count(self.num_done))) if ahead else rest
 
     def standing(self) -> Iterator[bytes | None]:
         """Of the first rows, in order, the lines that stay: None for one that is to be run, as all behind them are."""
-        return islice(lines_of(self.path), self.num_done)
+        ahead = range(self.num_done, max(self._ahead.indices, default=-1) + 1)
+        return chain(islice(lines_of(self.path), self.num_done), map(self._ahead.line, ahead))
 
     def complete(self) -> None:
         """All rows that were to be run are written: have those that stay behind them, too."""
+        self._append_ahead()
 
     def settle(self) -> None:
         """All rows that were asked for are written, and it is complete; of the input there may be more."""
+        if self.is_resumable and self._ahead.path.exists() and self.num_done > max(self._ahead.indices, default=-1):
+            self._sync()
+            self._ahead.forget()
+
+    def forget_ahead(self) -> None:
+        """Another journal has all rows."""
+        self._ahead.forget()
+
+    def _append_ahead(self) -> None:
+        """Those whose turn it is."""
+        while (line := self._ahead.line(self.num_done)) is not None:
+            self._append(line)
 
     def _append(self, line: bytes) -> None:
         rest = memoryview(line)
@@ -266,6 +307,7 @@ class Journal:
         """Sync what is written and give the file free. Closing twice is allowed."""
         if self._fd < 0:
             return
+        self._ahead.close()
         try:
             if self._is_unused:  # what had to be there to be locked
                 self.path.unlink(missing_ok=True)
@@ -291,7 +333,7 @@ class Journal:
         if not _is_at(self._fd, self.path):  # another run, which had made it, began nothing and took it away
             raise JournalError(f"{self.path} was taken away by another run just now; begin again")
 
-    def _recover(self) -> None:
+    def _recover(self, *, leaves_failed: bool) -> None:
         """Count the whole lines and check that they are rows of this very run."""
         with open(self._fd, "rb", closefd=False) as file:
             for line in file:
@@ -306,7 +348,9 @@ class Journal:
                     break
                 self.num_done += 1
                 self._end += len(line)
-        if self.num_done:
+        self._num_found = self.num_done
+        self._ahead.read(self.num_done, leaves_failed=leaves_failed)
+        if self.num_done or self._ahead.indices:
             self._check_fingerprint()
 
     def _check_fingerprint(self) -> None:
@@ -328,7 +372,8 @@ class Journal:
             )
 
     def _rows(self) -> str:
-        return f"{self.num_done} row{'s' * (self.num_done != 1)}"
+        count = self.num_done + len(self._ahead.indices)
+        return f"{count} row{'s' * (count != 1)}"
 
     def _write_meta(self, *, finished: bool) -> None:
         text = json.dumps({"fingerprint": self._fingerprint, "finished": finished}, indent=2) + "\n"
@@ -364,6 +409,13 @@ class Journal:
         if self.is_resumable:
             os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
+
+
+def _line_of(index: int, row: Mapping[str, object]) -> bytes:
+    try:
+        return json.dumps({"index": index, **row}, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    except ValueError as error:
+        raise ValueError(_what_is_no_json(row, error)) from error
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

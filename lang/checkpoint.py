@@ -11,12 +11,13 @@ import inspect
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from niwaki.lang.batch import Journal, JournalError
+from niwaki.lang.behind import Keep
 from niwaki.lang.definitions import definitions_of
 from niwaki.lang.export import exported
 from niwaki.lang.retry import Wording, opened_journal
@@ -39,7 +40,7 @@ def check_checkpoint(path: str | Path | None, *, retry_failed: bool) -> None:
 
 
 def run_with_checkpoint(
-    run: Callable[[Iterable[RowT]], Iterator[State | Exception]],
+    run: Callable[[Iterable[RowT], Keep[State]], Iterator[State | Exception]],
     rows: Iterable[RowT],
     path: Path,
     fingerprint: Mapping[str, str],
@@ -48,7 +49,7 @@ def run_with_checkpoint(
     raises: bool = False,
 ) -> Iterator[StoredRow | Exception]:
     """Yield one result a row, in order: of those that the journal at `path` holds what stands there, of the rest what
-    `run(rest)` gives.
+    `run(rest, keep)` gives. It may call `keep` as `run_rows` does.
 
     A row that failed yields its exception; one out of the journal is of the same class where that is one of niwaki's,
     else a ProgramError that names it. With `retry_failed` those rows are in the rest, too, see `Retry`. With `raises`
@@ -65,7 +66,7 @@ def run_with_checkpoint(
         results = _Results(journal, rows, raises=raises)
         try:
             yield from results.before_any_runs()
-            for outcome in run(results.to_run):
+            for outcome in run(results.to_run, results.keep):
                 yield from results.before_next()
                 yield results.of(outcome)
             yield from results.before_next()
@@ -77,7 +78,7 @@ def run_with_checkpoint(
 
 
 async def run_with_checkpoint_async(
-    run: Callable[[Iterable[RowT]], AsyncGenerator[State | Exception, None]],
+    run: Callable[[Iterable[RowT], Keep[State]], AsyncGenerator[State | Exception, None]],
     rows: Iterable[RowT],
     path: Path,
     fingerprint: Mapping[str, str],
@@ -91,7 +92,7 @@ async def run_with_checkpoint_async(
         try:
             for result in results.before_any_runs():
                 yield result
-            outcomes = run(results.to_run)
+            outcomes = run(results.to_run, results.keep)
             try:
                 async for outcome in outcomes:
                     for result in results.before_next():
@@ -137,6 +138,7 @@ class _Results(Generic[RowT]):
         self._num_read = 0
         self._num_told = 0
         self._digests: deque[str] = deque()  # of the rows that were given out and are not written yet
+        self._num_run = 0  # of those that were given out and are written
 
     def before_any_runs(self) -> Iterator[StoredRow | Exception]:
         """The results of the rows before the first that is to be run; each row is read when its result is asked for."""
@@ -161,7 +163,16 @@ class _Results(Generic[RowT]):
         """The result of the next row that was run, which is written here."""
         result = _write(self._journal, outcome, self._digests.popleft(), raises=self._raises)
         self._num_told += 1
+        self._num_run += 1
         return result
+
+    def keep(self, number: int, outcome: State | Exception) -> None:
+        """The row of that number among those to run has its result, and waits for an earlier one."""
+        if isinstance(outcome, EngineStopped) or (self._raises and isinstance(outcome, Exception)):
+            return
+        with suppress(Exception):  # what cannot be written is told when its turn comes
+            values = _told(outcome) if isinstance(outcome, Exception) else exported(outcome, reserved=RESERVED_NAMES)
+            self._journal.keep(number, {**values, DIGEST_KEY: self._digests[number - self._num_run]})
 
     @property
     def are_all(self) -> bool:
@@ -211,12 +222,16 @@ def _write(journal: Journal, outcome: State | Exception, digest: str, *, raises:
     except Exception as error:
         if raises:
             raise
-        told: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
-        if notes := [str(note) for note in getattr(error, "__notes__", ())]:
-            told["notes"] = notes
-        journal.write({"error": told, DIGEST_KEY: digest})
+        journal.write({**_told(error), DIGEST_KEY: digest})
         return error
     return values
+
+
+def _told(error: Exception) -> dict[str, object]:
+    told: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
+    if notes := [str(note) for note in getattr(error, "__notes__", ())]:
+        told["notes"] = notes
+    return {"error": told}
 
 
 def _parsed(line: bytes) -> Mapping[str, object]:

@@ -12,6 +12,7 @@ from niwaki.lang.arguments import Row, batch_options, check_rows, row_arguments
 from niwaki.lang.async_batch import DEFAULT_ASYNC_CONCURRENCY, Batch, iterate_on_a_loop, run_rows_async
 from niwaki.lang.backends import model_identity, usage_of
 from niwaki.lang.batch import DEFAULT_CONCURRENCY, check_batch, run_rows
+from niwaki.lang.behind import Keep
 from niwaki.lang.checkpoint import (
     StoredRow,
     check_checkpoint,
@@ -237,7 +238,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         options = batch_options(kwargs, self.run_batch)
         results: Iterator[State[R_co] | StoredRow | Exception]
         if checkpoint is None:
-            results = self._run_batch(rows, num_threads, options, on_error=on_error)
+            results = self._run_batch(rows, None, num_threads, options, on_error=on_error)
         else:
             check_batch("num_threads", 1 if num_threads == "auto" else num_threads, on_error)
             run = partial(self._run_batch, num_threads=num_threads, options=options, on_error="return")
@@ -259,6 +260,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
     def _run_batch(
         self,
         rows: Iterable[Row],
+        keep: Keep[State[R_co]] | None,
         num_threads: int | Literal["auto"],
         options: Mapping[str, object],
         *,
@@ -266,7 +268,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
     ) -> Iterator[State[R_co] | Exception]:
         if self.is_async:
             self._check_no_loop("arun_batch")
-            return iterate_on_a_loop(self._arun_batch(rows, num_threads, options, on_error=on_error))
+            return iterate_on_a_loop(self._arun_batch(rows, keep, num_threads, options, on_error=on_error))
         self._check_may_block("arun_batch")
         num = DEFAULT_CONCURRENCY if num_threads == "auto" else num_threads
         under_way = UnderWay()
@@ -282,7 +284,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
             executor.release()
             return State(executor)
 
-        return under_way.ended_with(run_rows(run_one, rows, num_threads=num, on_error=on_error))
+        return under_way.ended_with(run_rows(run_one, rows, num_threads=num, on_error=on_error, keep=keep))
 
     @overload
     def arun_batch(
@@ -336,7 +338,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
         options = batch_options(kwargs, self.arun_batch)
         counters = partial(usage_of, options.get("backend"))
         if checkpoint is None:
-            states = self._arun_batch(rows, concurrency, options, on_error=on_error)
+            states = self._arun_batch(rows, None, concurrency, options, on_error=on_error)
             return Batch(with_async_progress_bar(states, rows, counters) if progress_bar else states)
         check_batch("concurrency", 1 if concurrency == "auto" else concurrency, on_error)
         run = partial(self._arun_batch, concurrency=concurrency, options=options, on_error="return")
@@ -353,6 +355,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
     def _arun_batch(
         self,
         rows: Iterable[Row],
+        keep: Keep[State[R_co]] | None,
         concurrency: int | Literal["auto"],
         options: Mapping[str, object],
         *,
@@ -368,7 +371,7 @@ class Program(Running[R_co], NoContent, Generic[R_co, P]):
 
         default = DEFAULT_ASYNC_CONCURRENCY if self.is_async else DEFAULT_CONCURRENCY
         num = default if concurrency == "auto" else concurrency
-        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error)
+        return run_rows_async(run_one, rows, concurrency=num, on_error=on_error, keep=keep)
 
     def trace(self, *args: object, **kwargs: object) -> Trace:
         """What the program will do whatever the model says, as a graph to print. Missing arguments are placeholders.

@@ -46,7 +46,7 @@ def opened_journal(
         JournalError: failed rows of it were being run again, and only that may go on; or as `Journal` and `Retry` say.
         ConfigError: fewer rows than stand there would leave failed ones out; or as `Retry` says.
     """
-    with Journal(path, fingerprint, restart=restart) as journal:
+    with Journal(path, fingerprint, restart=restart, runs_failed=retry_failed) as journal:
         if not retry_failed:
             if not restart:
                 _check_no_retry(journal, wording)
@@ -102,6 +102,9 @@ class Retry(Journal):
         self._copy()
         super().write(row)
 
+    def keep(self, number: int, row: Mapping[str, object]) -> None:
+        """Nothing: the rows of a retry that wait run again."""
+
     def undone(self, rows: Iterable[RowT]) -> Iterator[RowT]:
         """Those of all rows that failed or were not run, from where this journal stands."""
         return compress(super().undone(rows), chain(map(is_failed, self._left()), repeat(True)))
@@ -122,6 +125,7 @@ class Retry(Journal):
         """Take the place of the file at PATH."""
         assert self.num_done >= self._before.num_done, "a row that failed was not run again"
         self._replace(self._before)
+        self._before.forget_ahead()
 
     def _left(self) -> Iterator[bytes]:
         """The lines of `before` from the row on that is written next."""

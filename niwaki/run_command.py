@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from niwaki.lang.report import Failure, Progress, Tally, Usage, one_line
 from niwaki.lang.retry import Wording, forget_retry, num_failed, opened_journal
 from niwaki.lang.tables import TABLE_SUFFIXES, SentRows, check_output, write_table
 from niwaki.lang.tree import Tree
-from niwaki.runtime.api import ConfigError, NiwakiError
+from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError
 from niwaki.runtime.checkpoint.weights_digest import weights_fingerprint
 
 NUM_TRACED = 10  # records that --trace draws
@@ -95,7 +95,7 @@ def run(options: RunOptions) -> int:
         trees: dict[int, Tree] = {}
         rows = journal.undone(islice(records, last))
         with (
-            _in_process(options, program, to_parameters, records, rows, trees)
+            _in_process(options, program, to_parameters, records, rows, trees, journal)
             if options.ray is None
             else _on_ray(options, options.ray, to_parameters, records, rows)
         ) as (results, usage):
@@ -154,6 +154,7 @@ def _in_process(
     records: RecordFile,
     rows: Iterator[Record],
     trees: dict[int, Tree],
+    journal: Journal,
 ) -> Iterator[tuple[Iterator[JsonObject | Failure], Usage]]:
     """The rows' results in order, by an engine here, and its counters. Fills `trees` where some are to be drawn."""
     from niwaki import Engine  # loads torch: only once it is clear that there is work
@@ -173,7 +174,13 @@ def _in_process(
                 if options.trace is not None and number < NUM_TRACED:
                     trees[number] = state.tree()
 
-        found = run_rows(run_one, enumerate(rows), num_threads=options.concurrency)
+        def keep(number: int, result: JsonObject | Exception) -> None:
+            if not isinstance(result, EngineStopped):
+                with suppress(ValueError):  # no JSON: told when its turn comes
+                    whole = Failure.unless_whole(result)
+                    journal.keep(number, {"error": asdict(whole)} if isinstance(whole, Failure) else whole)
+
+        found = run_rows(run_one, enumerate(rows), num_threads=options.concurrency, keep=keep)
         yield map(Failure.unless_whole, found), engine.stats
 
 
