@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TypeAlias, TypedDict, cast
+from typing import Final, TypeAlias, TypedDict, cast
 
 from niwaki.lang.backends import Host
 from niwaki.lang.expressions import check_options, check_timeout
@@ -240,11 +240,7 @@ def _run_options(
     for name in options:
         if name not in RUN_NAMES:
             raise ProgramError(f"a run has no option {name!r}{hint(name, RUN, RUN_NAMES)}")
-    said = {name: value for name, value in options.items() if name in SAMPLING_NAMES}
-    if "stop_regex" in said:
-        said["stop_regex"] = stop_text(said["stop_regex"])  # type: ignore[arg-type]  # checked two lines below
-    sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
-    check_options(sampling)
+    sampling = _sampling({name: value for name, value in options.items() if name in SAMPLING_NAMES})
     timeout = options.get("timeout")
     check_timeout(timeout)
     stream = options.get("stream", False)
@@ -252,12 +248,26 @@ def _run_options(
         raise ProgramError(f"stream must be True or False, got {stream!r}")
     template = template_function(options.get("chat_template"))
     host = options.get("backend")
-    session = host if isinstance(host, Session) else None
+    # isinstance takes 10 us to say no, and every run asks.
+    session = host if hasattr(host, "endpoint") and isinstance(host, Session) else None
     if session is not None:
         if template is not None:
             raise ProgramError("the turns of a session stand in the model's own template; leave out chat_template")
         host = session.endpoint
     return sampling, cast("Host | None", host), stream, cast("float | None", timeout), template, session
+
+
+def _sampling(said: dict[str, object]) -> SamplingOptions:
+    if not said:
+        return _NOTHING_SAID
+    if "stop_regex" in said:
+        said["stop_regex"] = stop_text(said["stop_regex"])  # type: ignore[arg-type]  # checked two lines below
+    sampling = SamplingOptions(**said)  # type: ignore[arg-type]  # names are fields; values are checked on the next line
+    check_options(sampling)
+    return sampling
+
+
+_NOTHING_SAID: Final = SamplingOptions()
 
 
 def _mapping(options: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from niwaki.runtime.api import Backend, Branch, SharesPlaces
 
@@ -21,16 +21,19 @@ class BatchPlaces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._programs: dict[int, tuple[Backend, int]] = {}  # by the backend's id, which it keeps while it is here
+        # By the backend's id, which it keeps while it is here. None: it does not share places.
+        self._programs: dict[int, tuple[Backend, int | None]] = {}
 
     def open(self, backend: Backend) -> Branch:
-        if not isinstance(backend, SharesPlaces):
-            return backend.open()
         with self._lock:
             if id(backend) not in self._programs:
-                self._programs[id(backend)] = backend, backend.new_program()
+                self._programs[id(backend)] = backend, _new_program(backend)
             _, program = self._programs[id(backend)]
-        return backend.open(program=program)
+        return backend.open() if program is None else cast("SharesPlaces", backend).open(program=program)
+
+
+def _new_program(backend: Backend) -> int | None:
+    return backend.new_program() if isinstance(backend, SharesPlaces) else None
 
 
 def current_batch() -> BatchPlaces | None:

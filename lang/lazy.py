@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from niwaki.lang.backends import Lease
@@ -22,7 +22,7 @@ from niwaki.lang.executor import Executor
 from niwaki.lang.nodes import Gen, ScopeEnd, Select, SetVariable, Text, variables_of
 from niwaki.lang.origin import Origin
 from niwaki.lang.run import Run
-from niwaki.lang.script import NotWritable, RunsScripts, ScriptWriter
+from niwaki.lang.script import NotWritable, ScriptWriter, runs_scripts
 from niwaki.lang.sites import Sites
 from niwaki.lang.steps import Borrow, Join, Snapshot, Step, Tell
 from niwaki.lang.waiting import Question
@@ -50,24 +50,31 @@ class Marks:
     """The marks of one run. No text of an author or a model can hold one: they are drawn at random."""
 
     def __init__(self) -> None:
-        self._prefix = f"\ue004{secrets.token_hex(8)}."
-        self._pattern = re.compile(re.escape(self._prefix) + r"(\d+)\ue005")
+        self._lock = threading.Lock()
+        self._key = ""  # drawn with the first mark: most programs read nothing that they write on
         self._told: list[Pending[object]] = []
 
     def mark(self, told: Pending[object]) -> str:
-        self._told.append(told)
-        return f"{self._prefix}{len(self._told) - 1}\ue005"
+        with self._lock:
+            self._key = self._key or secrets.token_hex(8)
+            self._told.append(told)
+            return f"\ue004{self._key}.{len(self._told) - 1}\ue005"
 
     def parts(self, text: str) -> Iterator[Text | Borrow]:
         """The text, taken apart at the marks in it."""
         end = 0
-        for found in self._pattern.finditer(text) if self._prefix in text else ():
+        for found in _MARK.finditer(text) if self._key and self._key in text else ():
+            if found[1] != self._key:  # of another run, whose author took it out of there
+                continue
             if found.start() > end:
                 yield Text(text[end : found.start()])
-            yield Borrow(self._told[int(found[1])])
+            yield Borrow(self._told[int(found[2])])
             end = found.end()
         if end < len(text):
             yield Text(text[end:])
+
+
+_MARK: Final = re.compile(r"\ue004([0-9a-f]{16})\.(\d+)\ue005")
 
 
 @dataclass(slots=True)
@@ -140,7 +147,7 @@ class LazyExecutor(Executor):
 
     def write_script(self) -> None:
         """Where the backend takes scripts: from now on write down what is submitted, until somebody has to wait."""
-        if isinstance(self.run.backend, RunsScripts):
+        if runs_scripts(self.run.backend):
             self._shared.script = ScriptWriter(self.run.chat)
             self._shared.script.add(self)
 
@@ -171,11 +178,11 @@ class LazyExecutor(Executor):
 
     def _stand_on_script(self, script: ScriptWriter, *, is_over: bool) -> None:
         backend = self.run.backend
-        assert isinstance(backend, RunsScripts), "a script is written for such a backend only"
+        assert runs_scripts(backend), "a script is written for such a backend only"
         if self._error is not None:
             return
         try:
-            lease = Lease(backend, backend.run_script(script.script(is_over=is_over)))
+            lease = Lease(self.run.backend, backend.run_script(script.script(is_over=is_over)))
         except UnsupportedByBackend:  # the call that it cannot do says so where it stands
             return
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, assert_never, runtime_checkable
+from typing import Protocol, TypeAlias, TypeGuard, TypeVar, assert_never
 
 from niwaki.lang.chat import ChatTemplate
 from niwaki.lang.nodes import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, SetVariable, Text
@@ -21,7 +21,6 @@ MAX_BRANCHES = 256  # of one script: no server takes more at once
 MAX_OPS = 4096
 
 
-@runtime_checkable
 class RunsScripts(Protocol):
     """What a backend has beside `Backend` where it can run a whole program by itself."""
 
@@ -30,6 +29,11 @@ class RunsScripts(Protocol):
         the script, in the same order; it is answered out of the script's results. What is asked behind that is done
         as on any branch."""
         ...
+
+
+def runs_scripts(backend: object) -> TypeGuard[RunsScripts]:
+    """As `isinstance` would say, which takes 10 us to: every row of a batch asks."""
+    return hasattr(backend, "run_script")
 
 
 class NotWritable(Exception):
