@@ -386,6 +386,8 @@ class Journal:
             partial.replace(self.meta_path)
         except OSError as error:
             error.filename = error.filename or str(self.meta_path)
+            with suppress(OSError):
+                partial.unlink()
             raise
         _sync_folder(self.meta_path.parent)
 

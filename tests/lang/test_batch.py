@@ -348,6 +348,20 @@ def test_a_row_that_is_no_json_leaves_the_file_as_it_was(tmp_path: Path) -> None
     assert values(path) == [0, 1]
 
 
+def test_a_sidecar_that_could_not_be_written_leaves_nothing_beside_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "out.jsonl"
+    with Journal(path, FINGERPRINT) as journal, monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*out\.jsonl\.meta'"):
+            journal.begin()
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
 def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, Path(".")):
