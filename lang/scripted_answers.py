@@ -10,11 +10,14 @@ import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias
 
 from niwaki.lang.json_text import as_json
+from niwaki.lang.own_regex import is_excluded
 from niwaki.runtime.api import (
+    AllOf,
     Choices,
     ConstraintError,
     GenerationError,
@@ -104,11 +107,14 @@ def _json_of(value: object) -> str:
 def check_constraint(text: str, params: SamplingParams) -> None:
     """Raises ConstraintError: the call's constraint excludes the answer."""
     match params.constraint:
-        case Regex(pattern=pattern) if re.fullmatch(pattern, text) is None:
+        case Regex(pattern=pattern) if is_excluded(text, pattern):
             is_spaced = text[:1] in ("{", "[") and any(blank in text for blank in (": ", ", ", "\n"))
             hint = "; JSON is written without blanks: give the value itself, or its compact text" if is_spaced else ""
             shown = pattern if len(pattern) <= 300 else f"{pattern[:300]}..."  # a model of many fields has a long one
             raise ConstraintError(f"the scripted answer {text!r} does not match the regex {shown!r}{hint}")
+        case AllOf(parts=parts):
+            for part in parts:
+                check_constraint(text, replace(params, constraint=part))
         case Choices(choices=choices) if text not in choices:
             raise ConstraintError(f"the scripted answer {text!r} is none of the choices {list(choices)!r}")
         case ToolCalls(tools=tools, is_required=is_required):

@@ -20,6 +20,7 @@ from pathlib import PurePath
 from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 
 from niwaki.lang.number_patterns import float_pattern, int_pattern
+from niwaki.lang.own_regex import fault_of
 from niwaki.lang.pattern_size import num_states
 from niwaki.lang.type_schema import schema_of
 from niwaki.runtime.api import AllOf, Choices, Constraint, ConstraintError, Grammar, JsonSchema, Regex, Spacing
@@ -159,11 +160,9 @@ def _checked_regex(pattern: object, name: str = "regex") -> str:
         pattern = _text_of(pattern)
     if not isinstance(pattern, str):
         raise ConstraintError(f"{name} must be a string, got {pattern!r}")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        at = (error.pos or 0) + 1  # counted from 1, as where other regexes are refused
-        raise ConstraintError(f"{name} {pattern!r} is not valid at {at}: {error.msg}") from error
+    fault = fault_of(pattern)
+    if fault is not None:
+        raise ConstraintError(f"{name} {pattern!r} is not valid at {fault[0]}: {fault[1]}")
     return pattern
 
 
@@ -171,15 +170,17 @@ def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "c
     """The text is a value that the JSON schema (a dict, its text, or a type) admits; the value is the text.
 
     Raises:
-        ConstraintError: it is not JSON, or the type has no schema.
+        ConstraintError: it is not JSON, or no schema, or the type has none.
     """
     if isinstance(schema, str):
         try:
-            json.loads(schema)
+            read = json.loads(schema)
         except ValueError as error:
             raise ConstraintError(f"json_schema is not valid JSON: {error}") from error
+        _refuse_wrapped(read)
         return ValueType("json_schema", JsonSchema(schema, spacing), str)
     if isinstance(schema, Mapping):
+        _refuse_wrapped(schema)
         try:
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -188,6 +189,20 @@ def schema_type(schema: Mapping[str, object] | str | type, spacing: Spacing = "c
     name = _name(schema)
     refusal = ConstraintError(f"json_schema {name} is none; give a dict, its JSON text, or a type that has one")
     return ValueType(f"json_schema {name}", JsonSchema(schema_of(schema, name, refusal), spacing), str)
+
+
+def _refuse_wrapped(schema: object) -> None:
+    """As a schema OpenAI's format of an answer has only words that JSON Schema does not know, and would admit anything.
+
+    Raises:
+        ConstraintError: it is one.
+    """
+    if not isinstance(schema, Mapping):
+        return
+    is_format = schema.get("type") == "json_schema"
+    if is_format or ("schema" in schema and schema.keys() <= {"name", "description", "schema", "strict"}):
+        where = "['json_schema']['schema']" if is_format else "['schema']"
+        raise ConstraintError(f"json_schema is OpenAI's format of an answer; give what stands in its {where}")
 
 
 def grammar_type(source: object) -> ValueType:

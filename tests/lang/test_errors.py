@@ -539,6 +539,16 @@ def test_a_node_in_an_f_string_is_refused() -> None:
         (lambda: nw.gen("x", stop_token_ids=cast("Any", "x")), nw.RequestError, "must be token ids, got 'x'"),
         (lambda: nw.gen("x", ignore_eos=cast("bool", "no")), nw.RequestError, "ignore_eos must be True or False"),
         (lambda: nw.gen("x", json_schema=cast("Any", True)), nw.ConstraintError, "json_schema True is none; give"),
+        (
+            lambda: nw.gen("x", json_schema={"name": "verdict", "strict": True, "schema": {"type": "object"}}),
+            nw.ConstraintError,
+            r"OpenAI's format of an answer; give what stands in its \['schema'\]",
+        ),
+        (
+            lambda: nw.gen("x", json_schema='{"type": "json_schema", "json_schema": {"name": "v", "schema": {}}}'),
+            nw.ConstraintError,
+            r"give what stands in its \['json_schema'\]\['schema'\]",
+        ),
         (lambda: nw.gen("x", stop=""), nw.RequestError, "stop strings"),
         (lambda: nw.gen(""), nw.ProgramError, "name must be a non-empty string"),
         (lambda: nw.gen(cast("str", 5)), nw.ProgramError, "name must be a non-empty string, got 5"),
