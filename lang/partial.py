@@ -7,7 +7,11 @@ import enum
 import types
 import typing
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Annotated, Final, Literal, Union, get_args, get_origin
+
+if typing.TYPE_CHECKING:
+    import pydantic
 
 # A value of any type may be None, so "nothing yet" is an object of its own.
 NOTHING: Final = object()
@@ -57,9 +61,11 @@ def _fill(dtype: object, data: object) -> object:
         return _fill(_likely(args, data), data)
     if origin is Literal:
         return data if data in args else None
+    if getattr(dtype, "__pydantic_root_model__", False):
+        ((_, root),) = (_fields(dtype) or {}).values()
+        return typing.cast("type[pydantic.RootModel[object]]", dtype).model_construct(_fill(root, data))
     if isinstance(data, list):
-        inner = args[0] if args else object
-        return [_fill(inner, item) for item in data]
+        return _fill_list(dtype, origin, args, data)
     if isinstance(data, dict):
         return _fill_object(dtype, origin, args, data)
     if _is_enum(dtype):
@@ -67,10 +73,18 @@ def _fill(dtype: object, data: object) -> object:
     return None  # a date, say: it has no value before it is whole
 
 
+def _fill_list(dtype: object, origin: object, args: tuple[object, ...], data: list[object]) -> object:
+    kind = dtype if origin is None else origin
+    if kind is tuple and args[-1:] != (...,):  # a type for each place; bare, it has none
+        return tuple(_fill(inner, item) for inner, item in zip_longest(args[: len(data)], data, fillvalue=object))
+    items = [_fill(args[0] if args else object, item) for item in data]
+    return kind(items) if kind in (tuple, set, frozenset) else items
+
+
 def _fill_object(dtype: object, origin: object, args: tuple[object, ...], data: Mapping[str, object]) -> object:
     fields = _fields(dtype)
     if fields is None:  # a dict of anything
-        inner = args[1] if origin is dict and len(args) == 2 else object
+        inner = args[1] if len(args) == 2 else object
         return {key: _fill(inner, value) for key, value in data.items()}
     if typing.is_typeddict(dtype):
         return {key: _fill(inner, data[key]) for key, (_, inner) in fields.items() if key in data}

@@ -9,6 +9,7 @@ import enum
 import json
 import re
 import threading
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, TypedDict, assert_type
 
@@ -24,6 +25,10 @@ from tests.lang.waiting import PATIENCE
 class Pet(pydantic.BaseModel):
     name: str
     legs: int
+
+
+class Pets(pydantic.RootModel[list[Pet]]):
+    pass
 
 
 class Person(pydantic.BaseModel):
@@ -96,6 +101,14 @@ def test_a_type_checker_takes_the_values_for_what_the_last_one_is_held_to() -> N
         (list[datetime.date], '["2020-01', [None]),
         (Annotated[list[int], "a comment"], "[5 ", [5]),
         (list[int], "[x", NOTHING),
+        (tuple[int, Pet], '[1,{"name":"R', (1, Pet.model_construct(name="R", legs=None))),
+        (tuple[int, ...], "[1,2,", (1, 2)),
+        (tuple[int, str] | None, "[1,", (1,)),
+        (tuple, '["a",', ("a",)),
+        (set[int], "[1,2,", {1, 2}),
+        (frozenset[str], '["a","b', frozenset({"a", "b"})),
+        (Mapping[str, Pet], '{"a":{"name":"R', {"a": Pet.model_construct(name="R", legs=None)}),
+        (Pets, '[{"name":"R', Pets.model_construct([Pet.model_construct(name="R", legs=None)])),
     ],
 )
 def test_a_partial_value_says_what_has_come_so_far(dtype: object, text: str, value: object) -> None:
