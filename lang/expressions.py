@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from threading import TIMEOUT_MAX
 from typing import NoReturn, get_args
 
 from niwaki.lang.misfits import before_or_behind, explains_misfits, one_content
@@ -225,6 +226,10 @@ def check_timeout(timeout: object) -> None:
     """Raises ProgramError: it is no number of seconds."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
         raise ProgramError(f"timeout must be a number of seconds of at least 0, got {timeout!r}")
+    if timeout is not None and timeout > TIMEOUT_MAX:  # no clock of threads counts so far
+        raise ProgramError(
+            f"timeout must be a number of seconds of at most {TIMEOUT_MAX:.0f}; leave it out for no limit"
+        )
 
 
 def separate_reasoning(content: Content, model_type: str | None = None) -> Chain:

@@ -248,6 +248,17 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused_where_it_is_written(t
             make()
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e10])
+def test_a_timeout_that_no_clock_counts_is_refused_where_it_is_written(timeout: float) -> None:
+    for make in (
+        lambda: nw.gen("x", timeout=timeout),
+        lambda: nw.select("x", choices=["a"], timeout=timeout),
+        lambda: endless.run(backend=nw.ScriptedBackend(), timeout=timeout),
+    ):
+        with pytest.raises(nw.ProgramError, match="of at most 9223372036; leave it out for no limit"):
+            make()
+
+
 # -- the clock itself -------------------------------------------------------------------------------------------------
 
 
