@@ -154,6 +154,10 @@ MODULE: Names = MappingProxyType(
         **all_of("import it from niwaki.lang.tools", "Call"),
         **all_of("import it from niwaki.runtime.server.serve", "serving"),
         **all_of("import it from niwaki.lang.endpoint", "Endpoint"),
+        **all_of("import it from niwaki.lang.program; @nw.function makes one", "Program"),
+        **all_of("import it from niwaki.lang.state", "ForkGroup"),
+        **all_of("import it from niwaki.lang.meta", "MetaInfo Usage"),
+        **all_of("import it from niwaki.runtime.api", "Backend SamplingOptions"),
         **all_of(
             "niwaki serve is a command; in Python: niwaki.runtime.server.serve.serving(engine)",
             "serve Server launch_server",
@@ -181,11 +185,11 @@ MODULE: Names = MappingProxyType(
         **all_of(
             "write nw.gen('x', regex=...), or choices=, json_schema=, grammar=",
             "StructuredOutputsParams GuidedDecodingParams one_or_more zero_or_more optional sequence at_least at_most "
-            "char_range substring",
+            "char_range substring exactly_n_repeats at_least_n_repeats at_most_n_repeats",
         ),
         **all_of("with s.var_scope('x'): makes a variable of the text inside", "capture block"),
         **all_of("write nw.gen('x', max_tokens=...)", "token_limit"),
-        **all_of("write nw.gen('x', temperature=...)", "with_temperature"),
+        **all_of("write nw.gen('x', temperature=...)", "with_temperature samplers multinomial greedy"),
         **all_of("token ids are given as engine.generate(input_ids=[...])", "TokensPrompt TextPrompt"),
         **all_of("leave it out: what prompts share is computed once", "LlamaCache LlamaRAMCache"),
         **all_of("a prompt is text in a program: s += f'...'", "Template PromptTemplate ChatPromptTemplate"),
@@ -195,14 +199,15 @@ MODULE: Names = MappingProxyType(
         ),
         **all_of(
             "a program is a function, and a gen(dtype=...) in it an output",
-            "Predict ChainOfThought Signature Module InputField OutputField",
+            "Application Predict ChainOfThought Signature Module InputField OutputField",
         ),
         **all_of("gen", "generate complete completion Gen Generate Generator"),
         **all_of("select", "choice choices Select Choice"),
-        **all_of("function", "program Program prompt guidance template func fn"),
+        **all_of("function", "program prompt guidance template func fn"),
         **all_of("set_default_backend", "set_backend default_backend set_model configure"),
         **all_of("a state forks: s.fork(n)", "fork"),
         **all_of("a program runs: f.run(...), f.run_batch([...])", "run run_batch batch invoke"),
+        **all_of("no model that runs here was trained to embed texts", "embed embeddings Embedding"),
         **all_of(_OPENAI, "Anthropic VertexAI LiteLLM Crusoe Gemini Ollama AzureOpenAI"),
         **all_of("no model that runs here sees films; give it a text that describes one", "video"),
     }

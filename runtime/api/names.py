@@ -23,6 +23,11 @@ def hint(name: str, foreign: Names, known: Iterable[str], cutoff: float = 0.6) -
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+_PICTURES: Final[Names] = all_of(
+    "no model that runs here reads images or sound; give it a text that describes them",
+    "image images image_data image_url video video_data audio audio_data multi_modal_data attachments",
+)
+
 SAMPLING: Final[Names] = MappingProxyType(
     {
         **all_of("max_tokens", "max_length max_completion_tokens max_output_tokens max_gen_len num_tokens length"),
@@ -45,7 +50,13 @@ SAMPLING: Final[Names] = MappingProxyType(
         **all_of(
             "leave it out: temperature, top_p, top_k and min_p say how is drawn, the penalties keep from repeating",
             "mirostat mirostat_mode mirostat_tau mirostat_eta tfs_z typical_p dynatemp_range dynatemp_exponent "
-            "dry_multiplier dry_base xtc_probability xtc_threshold top_a samplers penalize_nl repeat_last_n",
+            "dry_multiplier dry_base xtc_probability xtc_threshold top_a samplers penalize_nl repeat_last_n "
+            "no_repeat_ngram_size",
+        ),
+        **_PICTURES,
+        **all_of(
+            "no adapters are loaded beside a model; merge them into its weights",
+            "lora lora_path lora_request adapter adapters",
         ),
         **all_of(
             "no function is called with the logits; a constraint or a logit_bias says what may follow",
@@ -97,6 +108,7 @@ GENERATE: Final[Names] = MappingProxyType(
         **all_of("sampling_params", "params sampling generation_config"),
         **all_of("turns stand in a program: s += nw.user('text') + nw.assistant(nw.gen('x'))", "messages"),
         **all_of("no adapters are loaded beside a model", "lora_request lora_path"),
+        **_PICTURES,
         **all_of("f.run_batch(rows, progress_bar=True) of a program shows a bar", "use_tqdm progress_bar"),
     }
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,9 @@ def refused(act: Callable[[], object], message: str) -> None:
         ("eos_token_id", "it is called 'stop_token_ids' here"),
         ("system", "turns stand before it"),
         ("validators", "validators stand in the type"),
+        ("images", "no model that runs here reads images or sound"),
+        ("lora_path", "no adapters are loaded beside a model"),
+        ("no_repeat_ngram_size", "leave it out: temperature"),
         ("qqq", "it takes name, max_tokens, min_tokens"),
     ],
 )
@@ -265,12 +269,16 @@ def test_what_is_no_attribute_of_a_group_of_forks_is_told(name: str, meant: str)
         ("StructuredOutputsParams", "write nw.gen('x', regex=...), or choices="),
         ("one_or_more", "write nw.gen('x', regex=...)"),
         ("substring", "write nw.gen('x', regex=...)"),
+        ("exactly_n_repeats", "write nw.gen('x', regex=...)"),
+        ("multinomial", "write nw.gen('x', temperature=...)"),
         ("token_limit", "write nw.gen('x', max_tokens=...)"),
         ("LlamaGrammar", "write nw.gen('x', grammar=...)"),
         ("AsyncLLMEngine", "nw.Engine('FOLDER') runs a model of yours"),
         ("TokensPrompt", "token ids are given as engine.generate(input_ids=[...])"),
         ("Template", "a prompt is text in a program"),
         ("Predict", "a program is a function"),
+        ("Application", "a program is a function"),
+        ("embed", "no model that runs here was trained to embed texts"),
         ("Call", "import it from niwaki.lang.tools"),
         ("serving", "import it from niwaki.runtime.server.serve"),
         ("Endpoint", "import it from niwaki.lang.endpoint"),
@@ -283,6 +291,16 @@ def test_what_is_no_attribute_of_a_group_of_forks_is_told(name: str, meant: str)
 def test_what_is_no_name_of_niwaki_is_told(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"module 'niwaki' has no attribute {name!r}; {meant}")):
         getattr(nw, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["Call", "serving", "Endpoint", "Program", "ForkGroup", "MetaInfo", "Usage", "Backend", "SamplingOptions"]
+)
+def test_a_class_for_annotations_is_where_the_message_says(name: str) -> None:
+    with pytest.raises(AttributeError, match="import it from niwaki") as caught:
+        getattr(nw, name)
+    module = str(caught.value).split("import it from ")[1].split(";")[0]
+    assert hasattr(importlib.import_module(module), name)
 
 
 def test_a_role_that_is_held_open_without_a_state_is_told_how() -> None:

@@ -382,6 +382,7 @@ def test_namespaces_share_nothing(folder: Path) -> None:
             r"generate\(prompt, {'max_tokens': 8, 'stop': '.'}\)",
         ),
         ({"prompt": "a", "prompts": ["a"]}, RequestError, "no argument 'prompts'; it is called 'prompt' here"),
+        ({"prompt": "a", "image_data": ["a.png"]}, RequestError, "no model that runs here reads images or sound"),
         ({"prompt": "a", "sampling_params": {"temperature": -1}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"temperature": float("nan")}}, RequestError, "temperature must be"),
         ({"prompt": "a", "sampling_params": {"regex": "a", "choices": ["b"]}}, RequestError, "at most one constraint"),
