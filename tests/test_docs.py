@@ -21,14 +21,16 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 import niwaki as nw
 from niwaki.__main__ import parsed
+from niwaki.lang.endpoint import Endpoint
 
 if TYPE_CHECKING:
+    from niwaki.lang.program import Program
     from niwaki.runtime.engine import Engine
 
 ROOT = Path(__file__).parent.parent
@@ -135,6 +137,9 @@ def bundled_backend(bundled_engine: Engine) -> Iterator[None]:
     nw.set_default_backend(None)
 
 
+SERVED = re.compile(r"`niwaki serve --program \w+\.py:(\w+)`")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_python_block_runs_and_prints_what_the_page_says(
     page: Path, checkout: Path, bundled_backend: None
@@ -145,6 +150,8 @@ def test_every_python_block_runs_and_prints_what_the_page_says(
             printed = run_python(page, block, namespace)
             if block.output is not None:
                 assert printed == block.output, f"{page.name}:{block.line}"
+    for name in SERVED.findall(page.read_text("utf-8")):  # a program of the page, said to be ready for it
+        Endpoint(cast("Program", namespace[name]))
 
 
 @pytest.mark.parametrize(
