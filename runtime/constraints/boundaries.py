@@ -8,7 +8,8 @@ the tokens that all of them begin with are settled. Knows bytes and token ids; n
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -172,43 +173,54 @@ class Boundaries:
                 end = self._found_end(text[skipped:], follow)
                 return TextEnd(skipped + end.settled, tuple(skipped + place for place in end.crossings))
         settled = len(text)
+        known = text.decode()
+        behind: dict[bytes, tuple[int, ...] | None] = {}  # tokens of several lengths may go on alike
+
+        def changed(probe: bytes) -> tuple[int, ...] | None:
+            """The tokens where the text goes on so: `own` itself where all of these stay."""
+            if probe not in behind:
+                behind[probe] = self._tokens_behind(known, own, probe)
+            return behind[probe]
+
         for probe in _characters(follow):
-            settled = min(settled, self._kept(text, own, probe))
+            tokens = changed(probe)
+            if tokens is not own:
+                settled = min(settled, self._shared(own, tokens))
         crossings = []
+        allowed = None if len(follow) == 256 else frozenset(follow)
         for place in range(len(text) - 1, max(-1, len(text) - self._vocabulary.max_token_bytes), -1):
-            probes = self._extensions(text[place:], follow)
+            probes = self._extensions(text[place:], allowed)
             if not probes:
                 continue
             if len(probes) > MAX_PROBES:  # too many to ask for each
                 probes = probes[:: len(probes) // 64]
                 settled = min(settled, next((end for end in reversed((0, *ends)) if end <= place), 0))
-            written = [self._tokens(text + probe) for probe in filter(_is_text, map(_completed, probes))]
-            settled = min([settled, *(self._shared(own, tokens) for tokens in written)])
-            if any(self._cuts_at(tokens, place, len(text)) for tokens in written):
+            # Where all of its own tokens stay, one ends with the text: none reaches over that end.
+            others = [tokens for probe in _texts(probes) if (tokens := changed(probe)) is not own]
+            settled = min([settled, *(self._shared(own, tokens) for tokens in others)])
+            if any(self._cuts_at(tokens, place, len(text)) for tokens in others):
                 crossings.append(place)
         return TextEnd(settled, tuple(crossings))
 
-    def _extensions(self, end: bytes, follow: bytes) -> list[bytes]:
-        """What tokens that begin with `end` write behind it, where it may follow."""
+    def _extensions(self, end: bytes, allowed: AbstractSet[int] | None) -> list[bytes]:
+        """What tokens that begin with `end` write behind it, where its first byte is allowed; None: each is."""
         texts = self._vocabulary.sorted_texts
         first = bisect_right(texts, end)
         if first == len(texts) or not texts[first].startswith(end):
             return []
         last = bisect_left(texts, _behind_all(end), lo=first)
-        if len(follow) == 256:
+        if allowed is None:
             return [text[len(end) :] for text in texts[first:last]]
-        allowed = set(follow)
         return [text[len(end) :] for text in texts[first:last] if text[len(end)] in allowed]
 
-    def _kept(self, text: bytes, own: tuple[int, ...], probe: bytes) -> int:
-        """How many bytes of the text keep their tokens, `own`, where it goes on with this: mostly all."""
-        whole = text + probe
+    def _tokens_behind(self, text: str, own: tuple[int, ...], probe: bytes) -> tuple[int, ...] | None:
+        """As `_tokens`, of the text with what it goes on with; `own` itself where its tokens begin them, as mostly."""
         self._give_way()
-        tokens = tuple(self._encode(whole.decode()))
-        begins_alike = tokens[: len(own)] == own
-        if begins_alike and self._written(tokens[len(own) :]) == probe:
-            return len(text)
-        return self._shared(own, tokens) if not begins_alike and self._written(tokens) == whole else 0
+        whole = text + probe.decode()
+        tokens = tuple(self._encode(whole))
+        if tokens[: len(own)] == own:
+            return own if self._written(tokens[len(own) :]) == probe else None
+        return tokens if self._written(tokens) == whole.encode() else None
 
     def _shared(self, own: tuple[int, ...], tokens: tuple[int, ...] | None) -> int:
         """How many bytes both begin with, in the same tokens."""
@@ -293,12 +305,18 @@ def _completed(text: bytes) -> bytes:
     return whole + (lead + second + b"\x80\x80")[:length]
 
 
-def _is_text(probe: bytes) -> bool:
-    try:
-        probe.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _texts(probes: Sequence[bytes]) -> Iterator[bytes]:
+    """Those that are text, once their last character is made whole."""
+    for probe in probes:
+        if probe.isascii():
+            yield probe
+            continue
+        whole = _completed(probe)
+        try:
+            whole.decode()
+        except UnicodeDecodeError:
+            continue
+        yield whole
 
 
 def _behind_all(prefix: bytes) -> bytes:

@@ -132,6 +132,23 @@ def test_whatever_follows_the_tokenizer_begins_with_the_forced_tokens(name: str,
     assert forced > 250  # and it does not hold back everything
 
 
+@pytest.mark.parametrize("forced", ['","summary":"', " and then"])
+def test_no_continuation_of_a_forced_text_is_encoded_twice(forced: str) -> None:
+    """A token may go on from several places of the end as another one does, or as a single character."""
+    tokenizer = Tokenizer(bundled.MODEL_DIR)
+    asked: Counter[str] = Counter()
+
+    def encode(text: str) -> list[int]:
+        asked[text] += 1
+        return tokenizer.plain_ids(text)
+
+    boundaries = Boundaries(Vocabulary(tokenizer.token_bytes, {1}), encode)
+    assert boundaries.tokens_of(tokenizer.plain_ids("so"), Forced(forced.encode(), ANY_BYTE))
+    continued = [count for text, count in asked.items() if text.startswith(forced) and text != forced]
+    assert len(continued) > 30
+    assert set(continued) == {1}
+
+
 def test_a_run_stops_where_what_follows_may_merge_with_it() -> None:
     tokenizer, boundaries = boundaries_of(bundled.MODEL_DIR)
 
