@@ -26,7 +26,7 @@ flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> Costs:
-    """Measured on one core, 22, 23, 26 and 27 November 2026; what decides is their ratios."""
+    """Measured on one core, 22, 23, 26, 27 and 28 November 2026; what decides is their ratios."""
     width = heads * head_dim
     bytes_of_key = kv_heads * head_dim * dtype.itemsize
     if can_tile(dtype, page_size, head_dim):
@@ -36,7 +36,11 @@ def costs_for(heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: t
             # and 40 for the rest, 630 ns a query of it for merging. So rows of some 35 tokens read 512 keys alone.
             return replace(costs, key_again=0.05 * bytes_of_key)
         if multiplies_pairs():  # a key's cost has half a tile of queries in it: the last tile is seldom full
-            return Costs(0.036 * width, 0.0107 * width, key=0.083 * bytes_of_key, query=0.4 * width, segment=4_000.0)
+            costs = Costs(0.036 * width, 0.0107 * width, key=0.083 * bytes_of_key, query=0.4 * width, segment=4_000.0)
+            # 768 tokens in rows of 12, 24, 48 and 96 behind 512 keys that are near, alone: 1.004, 0.99, 0.98 and 0.98
+            # of the step's time by what they share (L15; L60 1.003 with 12), behind 1,024 1.06, 1.00, 0.97 and 0.98:
+            # so from a token for some 42 keys on (EPYC, Zen 4, 28 November 2026, one thread, medians of seven in turn).
+            return replace(costs, key_again=0.0143 * bytes_of_key)
         return Costs(0.12 * width, 0.012 * width, key=0.14 * bytes_of_key, query=1.0 * width, segment=12_000.0)
     dense = 0.03 if dtype == torch.bfloat16 else 0.07
     return Costs(0.12 * width, dense * width, key=0.1 * bytes_of_key, query=0.5 * width, segment=50_000.0)

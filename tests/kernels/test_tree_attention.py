@@ -16,6 +16,8 @@ from niwaki.kernels.plan import AttentionPlan, Span, make_plan
 from niwaki.kernels.rule import PLAIN, AttentionRule
 from niwaki.kernels.segments import Costs
 from niwaki.kernels.shared_prefix import can_share, costs_for
+from niwaki.kernels.tiles import has_matrix_unit
+from niwaki.kernels.vector_tiles import multiplies_pairs
 
 ALWAYS = Costs(paged_pair=1.0, dense_pair=0.0, key=1.0, query=0.0, segment=0.0)
 NUM_PAGES = 500
@@ -171,3 +173,11 @@ def test_the_costs_of_this_processor_share_long_prefixes_and_leave_short_ones() 
     for pages, rows, pays in ((32, 32, True), (32, 8, True), (1, 2, False), (2, 3, False)):
         spans = [Span(pages * 16 + 3, 1, [*range(pages), pages + row]) for row in range(rows)]
         assert (plan_of(spans, 16, costs).shared is not None) == pays, f"{rows} rows over {pages} pages"
+
+
+@pytest.mark.skipif(not multiplies_pairs() and not has_matrix_unit(), reason="there merging costs less than reading")
+def test_the_costs_of_this_processor_let_long_rows_read_what_is_near_by_themselves() -> None:
+    costs = costs_for(4, 2, 64, 16, torch.bfloat16)
+    for tokens, pays in ((10, True), (64, False)):
+        spans = [Span(512, tokens, [*range(32), *range(32 + 4 * row, 36 + 4 * row)]) for row in range(32)]
+        assert (plan_of(spans, 16, costs).shared is not None) == pays, f"rows of {tokens}"

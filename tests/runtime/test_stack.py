@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from niwaki.kernels import crew
-from niwaki.kernels.segments import Int32s
+from niwaki.kernels.segments import Costs, Int32s
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
+from niwaki.runtime.forward import runner as forward
 from niwaki.runtime.forward.runner import Batch, Row, Runner
 from niwaki.runtime.models import stack
 from niwaki.runtime.models.config import Experts, LayerKind, ModelConfig, Temperature
@@ -192,8 +193,14 @@ def dense(seed: int) -> list[list[Row]]:
     ]
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("config", PLAIN.values(), ids=PLAIN)
-def test_rows_of_many_queries_are_read_in_stacks(config: ModelConfig) -> None:
+def test_rows_of_many_queries_are_read_in_stacks(
+    config: ModelConfig, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one row, or of all that share a prefix."""
+    costs = Costs(1.0, 0.0, key=1.0 if shares else 0.0, query=0.0 if shares else 1.0, segment=0.0)
+    monkeypatch.setattr(forward, "costs_for", lambda *shape: costs)
     at_once, apart = runner_of(config), kernel_by_kernel(config)
     torch.set_num_threads(1)
     alone = runner_of(config)
