@@ -98,6 +98,7 @@ from niwaki.kernels.pieces import (
     TOKENS,
     TOLD_BLOCK,
     TOLD_STEP,
+    TURN,
     WANTED,
     WORDS,
     WRITES,
@@ -116,7 +117,7 @@ from niwaki.kernels.rms_norm import add_rms_norm_rows, qk_norm_rows, rms_norm_ro
 from niwaki.kernels.rule import NO_CAP, NO_WINDOW
 from niwaki.kernels.segments import Int32s, Int64s
 from niwaki.kernels.silu_mul import silu_mul_rows
-from niwaki.kernels.store_kv import rope_store_rows
+from niwaki.kernels.store_kv import rope_store_rows, turn_rows
 from niwaki.kernels.tile_attention import attend_heads
 from niwaki.kernels.tiles import ROWS, WHOLE, has_matrix_unit
 
@@ -349,6 +350,13 @@ def _rows(block: Int64s, line: Int64s, first: int, last: int, strip: int, like: 
             rows_at(line[2] + first * line[3] * 2, rows, line[3], like), cos, sin,
             row_at(block[POSITIONS] + first * 8, rows, block), row_at(block[SLOTS] + first * 8, rows, block),
             _pages(block, line[8], like), _pages(block, line[9], like)
+        )  # fmt: skip
+    elif kind == TURN:  # queries of the wanted tokens, width, cosines, sines, positions in them, half, qkv, its width
+        cos, sin = rows_at(line[4], line[6], line[7], FLOATS), rows_at(line[5], line[6], line[7], FLOATS)
+        turn_rows(
+            rows_at(line[2] + first * line[3] * 2, rows, line[3], like), block[HEAD_DIM], cos, sin,
+            row_at(block[POSITIONS], block[TOKENS], block), row_at(block[WANTED] + first * 8, rows, block),
+            rows_at(line[8], block[TOKENS], line[9], like)
         )  # fmt: skip
     elif kind == GATE:  # gates and ups, out, width of out
         width = line[4]

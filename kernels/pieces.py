@@ -26,7 +26,8 @@ START = 34  # pieces, then pieces taken, then pieces done, of each line; then wh
 TOLD_BLOCK, TOLD_STEP = range(2)  # of what a helper is told
 
 # Of a line: what it does, whether to the tokens whose logits are wanted or to all, and addresses and widths.
-NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE, SHARED, NESTED, OWN, GATE, SELECT, CHAIN = range(15)
+NORM, ADD_NORM, QK_NORM, FEW, PAIRS, TILES, PACKED, CODED, STORE = range(9)
+SHARED, NESTED, OWN, GATE, SELECT, TURN, CHAIN = range(9, 16)
 LINE_WIDTH = 12
 BY_ROWS = (NORM, ADD_NORM, QK_NORM, TILES, PACKED, STORE, GATE)  # what a chain may have
 MOST_ROWS = 3  # of a chain: of a block of rows

@@ -142,6 +142,26 @@ def rope_store_rows(
     return True
 
 
+@jit()
+def turn_rows(q: Array, head_dim: int, cos: Array, sin: Array, positions: Int64s, tokens: Int64s, qkv: Array) -> None:
+    """qkv[tokens[r]] begins with the queries q[r], turned by that token's position. Positions are in the tables."""
+    half = cos.shape[1]
+    whole = half // (2 * LANES) * (2 * LANES)
+    stride, width, turns = qkv.strides[0] // qkv.itemsize, q.shape[1], cos.strides[0] // cos.itemsize
+    for r in range(q.shape[0]):
+        token = tokens[r]
+        c, s = cos[positions[token]], sin[positions[token]]
+        for first in range(0, width, head_dim):
+            place, target = r * width + first, token * stride + first
+            _turn(q, place, qkv, target, cos, sin, positions[token] * turns, whole, half)
+            for i in range(first + whole, first + half):
+                a, b = load(q[r, i]), load(q[r, i + half])
+                qkv[token, i] = store(a * c[i - first] - b * s[i - first], q[0, 0])
+                qkv[token, i + half] = store(b * c[i - first] + a * s[i - first], q[0, 0])
+            for i in range(first + 2 * half, first + head_dim):
+                qkv[token, i] = q[r, i]
+
+
 _rope_store_kv = for_any_thread(rope_store_rows)
 
 

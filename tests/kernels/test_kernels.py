@@ -15,6 +15,7 @@ from niwaki.kernels.ops import NumbaOps, TorchOps, array_of, ops_for
 from niwaki.kernels.packed import columns_of, packed_linear
 from niwaki.kernels.plan import Span, make_plan
 from niwaki.kernels.rope import Llama3Scaling, inverse_frequencies, rope_tables, rotate_torch, unrotated_tables
+from niwaki.kernels.store_kv import turn_rows
 from niwaki.kernels.tiles import WHOLE
 from tests.kernels.inputs import DTYPES, close, plan_of, randn
 
@@ -184,6 +185,23 @@ def test_a_partial_rotation_leaves_the_last_channels_of_a_head_alone(rotated: in
     keys = results[0][1].view(-1, kv_heads, head_dim)[torch.from_numpy(plan.slots)]
     stored = qkv[:, heads * head_dim : -kv_heads * head_dim].view(-1, kv_heads, head_dim)
     assert torch.equal(keys[..., rotated:], stored[..., rotated:])
+
+
+@pytest.mark.parametrize(("rotated", "head_dim"), [(0, 32), (8, 32), (64, 64), (72, 96)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_of_some_tokens_are_turned_as_those_of_all(rotated: int, head_dim: int, dtype: torch.dtype) -> None:
+    heads, kv_heads = 3, 1
+    cos, sin = rope_tables(rotated, 10_000.0, None, 100) if rotated else unrotated_tables(100)
+    plan = plan_of([(0, 3), (61, 1), (17, 9)], 4, 60)
+    qkv = randn(0, plan.num_tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    some, width = np.array([1, 3, 12]), heads * head_dim
+    spread = Operand.of(torch.full_like(qkv, 7.0))
+    q, c, s = (array_of(Operand.of(each)) for each in (qkv[some, :width], cos, sin))
+    turn_rows(q, head_dim, c, s, plan.positions, some, array_of(spread))
+    expected = torch.full_like(qkv, 7.0)
+    turned = rotate_torch(qkv[some, :width].view(3, heads, head_dim), cos, sin, torch.from_numpy(plan.positions[some]))
+    expected[some, :width] = turned.reshape(3, width)
+    assert close(spread.tensor, expected)
 
 
 def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from niwaki.kernels import crew
-from niwaki.kernels.segments import Costs, Int32s
+from niwaki.kernels import crew, pieces
+from niwaki.kernels.segments import Costs, Int32s, Int64s
 from niwaki.kernels.tiles import has_matrix_unit, has_tiles
 from niwaki.kernels.vector_tiles import multiplies_pairs
 from niwaki.runtime.forward import runner as forward
@@ -131,6 +131,30 @@ def test_who_allows_it_gets_the_logits_as_they_were_computed() -> None:
         wanted, got = (runner.forward(replace(Batch.of(script(1)[2]), as_computed=each)) for each in (False, True))
         assert (wanted.dtype, got.dtype) == (torch.float32, dtype)
         assert torch.equal(got.float(), wanted)
+
+
+@pytest.mark.skipif(not multiplies_pairs() or has_matrix_unit(), reason="weights are packed, or torch's")
+def test_in_the_last_layer_of_a_prompt_only_wanted_tokens_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[list[tuple[int, int]]] = []
+    run = crew.Crew.run
+
+    def watched(self: crew.Crew, lines: Int64s, *given: object) -> None:
+        kinds = (pieces.TILES, pieces.PAIRS)
+        products.append([(int(line[1]), int(line[6])) for line in lines if line[0] in kinds and line[3] in weights])
+        run(self, lines, *given)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(crew.Crew, "run", watched)
+    runner = runner_of(LLAMA)
+    qkv = runner._model._layers[-1].attention.qkv.weight.tensor  # type: ignore[attr-defined]  # whose lines to look at
+    q_width, whole = LLAMA.num_heads * LLAMA.head_dim, len(qkv)
+    weights = {qkv.data_ptr(), qkv[q_width:].data_ptr()}
+    ids = np.arange(40, dtype=np.int32)
+    runner.forward([Row(ids, 0, [0, 1, 2], 0)])
+    runner.forward([Row(ids, 0, [0, 1, 2], 1)])
+    runner.forward([Row(ids, 0, [0, 1, 2], 20)])
+    runner.forward([Row(ids[:1], 40, [0, 1, page], 1) for page in (2, 3)])
+    keys_values = (0, whole - q_width)
+    assert products == [[keys_values], [keys_values, (1, q_width)], [(0, whole)], [(0, whole)]]
 
 
 def forest(seed: int) -> list[list[Row]]:
