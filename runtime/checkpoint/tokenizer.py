@@ -56,6 +56,7 @@ class Tokenizer:
         # Of the file no more than is asked for: all of it as Python's objects takes 50 MB for 150,000 tokens.
         told = json.loads(path.read_text(encoding="utf-8"))
         self._decoder = told.get("decoder")
+        self._leaves_nothing_out = _leaves_nothing_out(told)
         self._added_tokens: list[dict[str, object]] = told.get("added_tokens", [])
         self._template_source = _template_source(folder, self._config)
         self._tables: dict[tuple[str, ...], Sequence[bytes | None]] = {}
@@ -117,6 +118,12 @@ class Tokenizer:
             else:
                 table.append(to_bytes(token))
         return tuple(table)
+
+    @cached_property
+    def most_chars(self) -> int | None:
+        """Characters that one token of a text stands for at most. None where nobody can say: a normaliser and the like
+        may make a long text short."""
+        return max(len(piece or b"") for piece in self.token_bytes) if self._leaves_nothing_out else None
 
     @cached_property
     def special_ids(self) -> Mapping[str, int]:
@@ -373,6 +380,31 @@ def _valid_text(text: str) -> str:
             f"the text has a lone surrogate at character {error.start}: it is not valid Unicode"
         ) from None
     return text
+
+
+def _leaves_nothing_out(told: Mapping[str, object]) -> bool:
+    """Whether each character of a text stands in one of its tokens, by a tokenizer's file."""
+    model, added = told.get("model"), told.get("added_tokens", [])
+    if not isinstance(model, Mapping) or model.get("type") != "BPE" or not isinstance(added, list):
+        return False
+    if any(entry.get("lstrip") or entry.get("rstrip") for entry in added):
+        return False
+    vocabulary = model.get("vocab", ())
+    has_all_bytes = all(sign in vocabulary for sign in byte_alphabet())  # else one is left out, or many are one unknown
+    splits = _steps(told.get("pre_tokenizer"))
+    is_whole = all(
+        step.get("type") == "ByteLevel" or (step.get("type") == "Split" and step.get("behavior") != "Removed")
+        for step in splits
+    )
+    is_by_bytes = any(step.get("type") == "ByteLevel" for step in splits)
+    return has_all_bytes and is_by_bytes and is_whole and not (told.get("normalizer") or told.get("truncation"))
+
+
+def _steps(pre_tokenizer: object) -> list[Mapping[str, object]]:
+    if not isinstance(pre_tokenizer, Mapping):
+        return []
+    inner = pre_tokenizer.get("pretokenizers")
+    return [step for each in inner for step in _steps(each)] if isinstance(inner, list) else [pre_tokenizer]
 
 
 def _byte_reader(decoder: object) -> Callable[[str], bytes]:

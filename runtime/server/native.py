@@ -265,6 +265,8 @@ async def generate(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, GenerateRequest, service.config)
     prompts = prompts_of(body.given)
+    for prompt in prompts:
+        service.model.check_prompt(prompt, "text" if body.input_ids is None else "input_ids")
     asked = body.asked(len(prompts))
     size = sum(one.size for one in asked)
     in_pieces = bool(body.stream) and service.config.incremental_streaming_output

@@ -107,6 +107,8 @@ def prepared_chat(
         ApiError: fields that do not go together, or another model than the one served.
     """
     _check(service, body)
+    said = [message.message() for message in body.messages]
+    service.model.check_chars(sum(len(message.content) for message in said), "messages")
     tops, max_new = body.num_logprobs(), body.max_new_tokens()
     namespace = service.namespace(key_of(request), body.cache_salt)
     plan, variables = body.plan(service.model.tokenizer), body.variables(service.model.tokenizer)
@@ -114,7 +116,7 @@ def prepared_chat(
     def prepare() -> list[Work]:
         nonlocal plan
         history = () if ground is None else ground.history
-        messages = [*history, *(message.message() for message in body.messages)]
+        messages = [*history, *said]
         continues = bool(body.continue_final_message)
         segments = service.model.prompts.segments(messages, plan.told, continues=continues, variables=variables)
         plan = plan.behind(segments[-1].text)
@@ -136,6 +138,8 @@ async def completions(request: Request) -> Response:
     _check(service, body)
     namespace = service.namespace(key_of(request), body.cache_salt)
     prompts = body.prompts()
+    for prompt in prompts:
+        service.model.check_prompt(prompt, "prompt")
     echoes: list[str] | None = [] if body.echo else None
     max_new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -81,6 +81,25 @@ class ServedModel:
         if len(found) and not 0 <= found.min() <= found.max() < self.vocab_size:
             raise ApiError(400, f"{param}: token ids must be from 0 to {self.vocab_size - 1}", param=param)
         return found.astype(np.int32)
+
+    def check_prompt(self, prompt: str | Sequence[int], param: str) -> None:
+        """Before it is tokenized, for which others of its length are waited for. Raises ApiError: it can never fit."""
+        if isinstance(prompt, str):
+            self.check_chars(len(prompt), param)
+        elif len(prompt) > self.longest:
+            self._refuse(param, f"{len(prompt)}")
+
+    def check_chars(self, count: int, param: str) -> None:
+        """As `check_prompt`, for a text of so many characters."""
+        if count <= self.longest:  # then it may fit, and a large vocabulary is not looked through for its first text
+            return
+        most = self.tokenizer.most_chars
+        if most is not None and count > most * self.longest:
+            self._refuse(param, f"at least {-(-count // most)}")
+
+    def _refuse(self, param: str, count: str) -> NoReturn:
+        message = f"{param} has {count} tokens; at most {self.longest} fit"
+        raise ApiError(400, message, param=param, code="context_length_exceeded")
 
     def room(self, ids: TokenIds, param: str) -> int:
         """Tokens that may still be generated behind a prompt. Raises CapacityError when not one may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -85,6 +86,39 @@ def test_sentencepiece_vocabularies_are_read_as_bytes(tmp_path: Path) -> None:
     loaded = Tokenizer(tmp_path)
     assert loaded.token_bytes[:6] == (None, b"\xe6", b"\x9d", b"\xb1", b" cat", b"s")
     assert loaded.decode([4, 5, 1, 2, 3]) == " cats東"
+
+
+def test_no_text_has_fewer_tokens_than_its_characters_say(tokenizer: Tokenizer) -> None:
+    most = tokenizer.most_chars
+    assert most == max(len(piece or b"") for piece in tokenizer.token_bytes)
+    draw = random.Random(0)
+    for _ in range(100):
+        text = "".join(
+            draw.choices(["the cat sat", " ", "\n", "café", "東京", "<|end|>", "\0"], k=draw.randrange(1, 30))
+        )
+        assert len(tokenizer.encode(text)) * most >= len(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "ByteLevel",
+         "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}},
+        {"added_tokens": [{"id": 0, "content": "<|pad|>", "single_word": False, "lstrip": True, "rstrip": False,
+         "normalized": False, "special": False}]},
+        {"pre_tokenizer": None},
+    ],
+    ids=["a normaliser", "a cut", "blanks removed", "blanks split off", "blanks in a token", "no bytes"],
+)  # fmt: skip
+def test_where_a_text_may_lose_characters_nothing_is_said_of_their_number(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = make_tokenizer(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert Tokenizer(tmp_path).most_chars is None
 
 
 def test_the_chat_template_renders_and_refuses(tokenizer: Tokenizer) -> None:

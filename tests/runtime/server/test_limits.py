@@ -343,6 +343,7 @@ def test_long_bodies_are_prepared_beside_all_others(
         return encode(segments, at_start=at_start)
 
     monkeypatch.setattr(engine.tokenizer, "encode", slow)
+    monkeypatch.setattr(engine.tokenizer, "most_chars", None)  # such as a normaliser makes: else none were tokenized
     with ThreadPoolExecutor(8) as clients:
         ask = partial(client.post, "/v1/completions", timeout=PATIENCE)
         try:
@@ -354,6 +355,33 @@ def test_long_bodies_are_prepared_beside_all_others(
             gate.set()
         refusals = [one.result().json()["error"]["code"] for one in long]
     assert refusals == ["context_length_exceeded"] * 8
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "param", "count"),
+    [
+        ("/v1/completions", {"prompt": "the cat " * 40_000}, "prompt", "at least "),
+        ("/v1/completions", {"prompt": [[5], [5] * 513]}, "prompt", "513 "),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "cat " * 40_000}] * 2}, "messages", "at le"),
+        ("/generate", {"text": ["a", "the cat " * 40_000]}, "text", "at least "),
+        ("/generate", {"input_ids": [5] * 513}, "input_ids", "513 "),
+    ],
+)
+def test_what_can_never_fit_is_refused_before_it_is_tokenized(
+    client: httpx2.Client,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    body: dict[str, object],
+    param: str,
+    count: str,
+) -> None:
+    """It would wait for other bodies of its length, each of which may take seconds."""
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *given, **options: pytest.fail("it was tokenized"))
+    refused = client.post(page, json=body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert error["message"].startswith(f"{param} has {count}")
 
 
 MEMORY = """
@@ -374,12 +402,15 @@ print(after - before, process.memory_info().rss - before)
 
 
 @pytest.mark.skipif(service._TRIM is None, reason="this C library cannot give memory back when it is told to")
-def test_the_memory_of_a_long_text_is_given_back(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_long_text_is_given_back(
+    client: httpx2.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, kept = subprocess.run(
         [sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True
     ).stdout.split()
     assert int(kept) < int(taken) / 2
     told: list[str] = []
+    monkeypatch.setattr(engine.tokenizer, "most_chars", None)
     monkeypatch.setattr(service, "give_memory_back", lambda: told.append(threading.current_thread().name))
     for size in (10, LONG_BODY + 1):
         client.post("/v1/completions", json={"prompt": "a" * size, "max_tokens": 1}, timeout=PATIENCE)
