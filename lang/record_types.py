@@ -12,6 +12,7 @@ from typing import cast
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from niwaki.lang.arguments import RUN_NAMES
 from niwaki.lang.program import Program
 from niwaki.lang.records import RecordError
 
@@ -19,6 +20,7 @@ JsonObject = Mapping[str, object]
 
 _GATHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _SCALARS = {int, float, bool}
+_OPTIONS = RUN_NAMES | {"max_tokens", "options"}  # of a run
 _LONGEST_SHOWN = 60  # characters of a value in a message
 
 
@@ -30,9 +32,17 @@ class RecordTypes:
 
     def __init__(self, program: Program, *, texts: bool) -> None:
         self._readers = _readers(program, texts)
+        self._parameters = frozenset(inspect.signature(program.func).parameters)
 
     def typed(self, given: JsonObject) -> JsonObject:
-        """The same names with the values as their types have them. Raises RecordError: one is of another type."""
+        """The same names with the values as their types have them.
+
+        Raises:
+            RecordError: a value is of another type, or a name is one of the run's options and no parameter.
+        """
+        option = next((name for name in given if name in _OPTIONS and name not in self._parameters), None)
+        if option is not None:  # a column of somebody's table, which is not to set how the model draws
+            raise RecordError(f"{option!r} is an option of a run, and no parameter of the program; leave it out")
         return {
             name: self._readers[name].value(value) if name in self._readers else value for name, value in given.items()
         }

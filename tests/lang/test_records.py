@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import niwaki as nw
 from niwaki.lang import records
+from niwaki.lang.record_types import RecordTypes
 from niwaki.lang.records import Record, RecordError, RecordFile
 from niwaki.runtime.api import ConfigError
 
@@ -200,3 +202,19 @@ def test_a_list_in_a_json_file_and_a_pipe_are_refused_with_the_way_out(tmp_path:
     for path in (tmp_path / "in.jsonl", Path("-"), Path("/dev/stdin")):
         with pytest.raises(ConfigError, match="is no file; the input is read more than once"):
             RecordFile.open(path)
+
+
+def test_a_column_that_is_named_as_an_option_sets_none() -> None:
+    @nw.function
+    def ticket(s: nw.State, text: str, priority: str = "low") -> None:
+        s += text + priority
+
+    @nw.function
+    def anything(s: nw.State, **columns: str) -> None:
+        s += str(columns)
+
+    given = {"text": "It broke.", "priority": "high"}
+    assert RecordTypes(ticket, texts=False).typed(given) == given
+    for program, name in ((ticket, "seed"), (ticket, "backend"), (ticket, "options"), (anything, "priority")):
+        with pytest.raises(RecordError, match=f"'{name}' is an option of a run, and no parameter of the program"):
+            RecordTypes(program, texts=False).typed({"text": "It broke.", name: 3})
