@@ -226,6 +226,8 @@ def _of_function(function: object) -> Offered:
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
         raise ConstraintError(f"a tool is a named Python function or a dict with its schema, got {function!r}")
+    if hasattr(function, "model_fields"):
+        raise ConstraintError(f"tool {name!r} is a model, which nothing calls; give a function with a parameter of it")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.annotation is inspect.Parameter.empty:
             raise ConstraintError(f"tool {name!r}: parameter {parameter.name!r} has no type; annotate it")
@@ -238,20 +240,24 @@ def _of_function(function: object) -> Offered:
     except (PydanticUserError, NameError, TypeError) as error:
         raise ConstraintError(f"tool {name!r}: a parameter's type has no JSON schema: {error}") from error
     description = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").strip()
-    return Offered(Tool(name, json.dumps(_untitled(schema), ensure_ascii=False), description), function)
+    return Offered(Tool(name, json.dumps(_told(schema), ensure_ascii=False), description), function)
 
 
-def _untitled(schema: object, *, is_named: bool = False) -> object:
-    """Without the titles that Pydantic makes of names: the model is told the names."""
+def _told(schema: object, *, is_named: bool = False) -> object:
+    """Without the titles that Pydantic makes of names: the model is told the names. Objects have their fields alone, as
+    those of a `dtype` do."""
     if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
+        return [_told(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: _untitled(value, is_named=key in ("properties", "$defs"))
+    told = {
+        key: _told(value, is_named=key in ("properties", "$defs"))
         for key, value in schema.items()
         if is_named or key != "title"
     }
+    if not is_named and told.get("type") == "object" and "properties" in told:
+        told.setdefault("additionalProperties", False)
+    return told
 
 
 def _loaded(call: ToolCall) -> Mapping[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -24,6 +25,10 @@ from niwaki.runtime.engine import Engine
 class Trip(pydantic.BaseModel):
     start: str
     day: datetime.date
+
+
+class Loose(pydantic.BaseModel, extra="allow"):
+    start: str
 
 
 def add(a: int, b: int = 1) -> int:
@@ -192,6 +197,7 @@ def test_reasoning_comes_first_and_is_a_variable_of_its_own() -> None:
         ([{"name": "my tool"}], r"letters \(a to z\), digits, _ and -, got 'my tool'"),
         ([{"name": "größe"}], "got 'größe'; rename it"),
         ([{"description": "no name"}], "dict with name"),
+        ([Trip], "tool 'Trip' is a model, which nothing calls; give a function with a parameter of it"),
         ([{"name": "f", "parameters": {"x": {1}}}], "tool 'f' must hold JSON values"),
     ],
 )
@@ -213,6 +219,18 @@ def test_a_parameter_that_cannot_be_told_is_named() -> None:
     for function, reason in ((untyped, "'x' has no type"), (starred, "by name"), (opaque, "tool 'opaque'")):
         with pytest.raises(nw.ConstraintError, match=reason):
             offers_of([function])
+
+
+def test_objects_among_a_functions_arguments_have_the_fields_of_their_types_alone() -> None:
+    def call(trips: list[Trip], other: Loose, prices: dict[str, int]) -> None:
+        pass
+
+    (offered,) = offers_of([call])
+    schema = json.loads(offered.tool.parameters)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Trip"]["additionalProperties"] is False
+    assert schema["$defs"]["Loose"]["additionalProperties"] is True
+    assert schema["properties"]["prices"]["additionalProperties"] == {"type": "integer"}
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
