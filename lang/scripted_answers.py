@@ -39,6 +39,10 @@ class Answers:
     def __init__(self, script: Script) -> None:
         self._script: Mapping[str | re.Pattern[str], object] | Callable[[str], object]
         if callable(script) or isinstance(script, Mapping):
+            keys = () if callable(script) else tuple(script)
+            bad = next((key for key in keys if not isinstance(key, str | re.Pattern)), None)
+            if bad is not None:
+                raise ProgramError(f"a script's key is the end of a prompt, or a compiled regex in it, got {bad!r}")
             self._script = script
         elif isinstance(script, Sequence) and not isinstance(script, str | bytes):
             self._script = {"": script}  # every prompt ends with nothing

@@ -64,6 +64,11 @@ def test_what_is_no_script_is_refused(script: object) -> None:
         nw.ScriptedBackend(script)  # type: ignore[arg-type]  # that is the point
 
 
+def test_a_key_that_ends_no_prompt_is_refused_where_the_script_is_written() -> None:
+    with pytest.raises(nw.ProgramError, match=r"a script's key is the end of a prompt, .* got 5"):
+        nw.ScriptedBackend({"a": "b", 5: "c"})  # type: ignore[dict-item]  # that is the point
+
+
 def test_an_answer_that_its_constraint_excludes_is_an_error() -> None:
     backend = nw.ScriptedBackend(lambda prompt: "blue")
     assert generate(backend, "x", SamplingParams(constraint=Regex("[a-z]+"))) == "blue"
