@@ -151,14 +151,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_constraint(commands: argparse._SubParsersAction[_Parser]) -> None:
-    constraint_parser = commands.add_parser("constraint", help="look at a JSON schema or a regex")
+    constraint_parser = commands.add_parser("constraint", help="look at a JSON schema, a grammar or a regex")
     show_parser = constraint_parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser(
         "show",
         help="print what it allows, or why and where it is refused",
         description="Print what a JSON schema or a regex in a file allows: its normal form, examples, its size; or "
-        "every keyword that is refused.",
+        "every keyword that is refused. Of a grammar: whether it is enforced, or why and where not.",
     )
-    show_parser.add_argument("file", type=Path, metavar="FILE", help="a schema, or one line with a regex")
+    show_parser.add_argument("file", type=Path, metavar="FILE", help="a schema, a grammar, or one line with a regex")
     show_parser.add_argument("--svg", type=Path, metavar="PATH", help="draw the automaton if it is small")
 
 

@@ -1,7 +1,7 @@
 """What a constraint in a file means, in words: the normal form, examples, what is refused and where, its size.
 
-`niwaki constraint show FILE` prints it. A file that holds a JSON object or boolean is a schema, one line of anything
-else a regex.
+`niwaki constraint show FILE` prints it. A file that holds a JSON object or boolean is a schema, one with a rule `root`
+of EBNF or `start` of Lark a grammar, one line of anything else a regex.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from niwaki.runtime.api import ConfigError, ConstraintError, JsonSchema, Regex
+from niwaki.runtime.api import ConfigError, ConstraintError, Grammar, JsonSchema, Regex
 from niwaki.runtime.constraints.pattern import parse
 from niwaki.runtime.constraints.process import CompilePool
 from niwaki.runtime.constraints.regex_automaton import CharacterAutomaton, automaton_of
@@ -31,6 +31,8 @@ MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_REFUSALS: Final = 20
 MAX_LISTED: Final = 12  # texts of a finite language
 MAX_DRAWN: Final = 60  # states
+_EBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_LARK_START: Final = re.compile(r"^[?!]?start\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def show(path: Path) -> Shown:
     """Describe the constraint in a file.
 
     Raises:
-        ConfigError: the file holds neither a schema nor a regex.
+        ConfigError: the file holds no schema, no grammar and no regex.
     """
     if path.stat().st_size > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes: it is no schema and no regex")
@@ -57,8 +59,15 @@ def show(path: Path) -> Shown:
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if _EBNF_RULE.search(text):
+            return _grammar(Grammar(text, "ebnf"))
+        if _LARK_START.search(text):
+            return _grammar(Grammar(text))
         if path.suffix == ".json" or "\n" in text or not text:
-            raise ConfigError(f"{path} is neither a JSON schema ({error}) nor a regex, which is one line") from None
+            raise ConfigError(
+                f"{path} is neither a JSON schema ({error}) nor a grammar with a rule root ::= or start: nor a regex, "
+                "which is one line"
+            ) from None
         return _regex(text)
     if isinstance(value, dict | bool):
         return _schema(text)
@@ -92,7 +101,14 @@ def _schema(text: str) -> Shown:
     return Shown(tuple(lines), True, _automaton_of_schema(normal.schema))
 
 
-def _refusal(constraint: JsonSchema | Regex) -> str | None:
+def _grammar(grammar: Grammar) -> Shown:
+    what = "A grammar in EBNF" if grammar.syntax == "ebnf" else "A grammar in Lark's syntax"
+    if (refusal := _refusal(grammar)) is not None:
+        return Shown((f"{what} that is refused:", f"  {refusal}"), False, None)
+    return Shown((f"{what}, enforced.",), True, None)
+
+
+def _refusal(constraint: JsonSchema | Regex | Grammar) -> str | None:
     """Why an engine would refuse it, found as an engine finds it."""
     pool = CompilePool(COMPILE_SECONDS, 1)
     try:

@@ -142,6 +142,34 @@ def test_no_two_signs_of_a_drawing_lie_on_each_other_or_outside(
 
 
 @pytest.mark.parametrize(
+    ("text", "code", "lines"),
+    [
+        ('root ::= "yes" | "no"', 0, ["A grammar in EBNF, enforced."]),
+        ("# a list\nroot ::= item+\nitem ::= [0-9]", 0, ["A grammar in EBNF, enforced."]),
+        (
+            "root ::= foo",
+            1,
+            ["A grammar in EBNF that is refused:", "  the ebnf grammar is not valid in line 1: there is no rule 'foo'"],
+        ),
+        ('start: NUM ("," NUM)*\nNUM: /[0-9]+/', 0, ["A grammar in Lark's syntax, enforced."]),
+        (
+            "start: foo",
+            1,
+            [
+                "A grammar in Lark's syntax that is refused:",
+                '  the grammar cannot be enforced: in line 1 at 8: unknown name: "foo"',
+            ],
+        ),
+    ],
+)
+def test_a_grammar_is_compiled_and_no_line_of_it_is_taken_for_a_regex(
+    text: str, code: int, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, _ = printed(capsys, tmp_path / "g.txt", text)
+    assert (found, out.splitlines()) == (code, lines)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("x.json", '{"type": ', "is neither a JSON schema"),
