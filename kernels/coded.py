@@ -28,6 +28,7 @@ import torch
 from numba import prange
 
 from niwaki.kernels.checks import check_arrays
+from niwaki.kernels.group_products import FEW, multiply_group
 from niwaki.kernels.jit import for_any_thread, get_num_threads, jit
 from niwaki.kernels.operand import Array, Operand
 from niwaki.kernels.packed import MIN_PARALLEL_PRODUCTS, lay_rows, put_sums
@@ -48,12 +49,10 @@ from niwaki.kernels.tiles import (
     has_tiles,
     load_tile,
     multiply,
-    multiply_few,
     release,
     store_tile,
 )
-from niwaki.kernels.vector_tiles import FEW
-from niwaki.kernels.widen import widen
+from niwaki.kernels.widen import AHEAD, bytes_in_order, widen
 
 GROUP = 64  # inputs that share a scale where this file finds codes of 4 bits
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range that are tried
@@ -62,6 +61,7 @@ E2M1 = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1
 MAX_EXPONENT = 252  # plus 127: any number of e2m1 times that power is a bfloat16, too
 ROWS_AT_ONCE = 1024  # that get their codes: bounds the memory it takes
 NEAR = 4  # steps of wide weights that a core keeps nearest
+MOST = 64  # rows whose sums by vectors stay near while a block's weights pass
 CHUNK_BYTES = 500_000  # of rows that pass a block's weights
 
 
@@ -184,17 +184,12 @@ class CodedLinear:
             raise ValueError(f"coded_linear: out must have {self.outputs} columns, got {result.shape[1]}")
         blocks = len(self.bias) // WIDE
         spans = self.span, self.zero_span
-        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE, few_rows())
+        args = (rows, self.codes, self.scales, self.zeros, self.bias, *spans, result, WHOLE)
         threads = min(get_num_threads(), blocks)
         if threads == 1 or len(rows) * self.inputs * self.outputs < MIN_PARALLEL_PRODUCTS:
             _all_columns(*args, 0, blocks)
         else:
             _columns_parallel(*args, np.linspace(0, blocks, threads + 1).astype(np.int64))
-
-
-def few_rows() -> int:
-    """Up to how many rows are multiplied as they are: a matrix unit has no use for less than a tile."""
-    return 0 if has_matrix_unit() else FEW[-1]
 
 
 def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None:
@@ -220,7 +215,7 @@ def coded_linear(weight: Coded, bias: torch.Tensor | None) -> CodedLinear | None
         codes = codes if weight.is_e2m1 else codes.view(torch.uint16)
         zeros = _by_block(of_zeros, blocks).to(torch.uint8)
     else:
-        codes = lines.view(blocks, depth, -1, LANES, 2).transpose(3, 4)
+        codes = bytes_in_order(lines)
         zeros = torch.empty(0, dtype=torch.uint8)
     added = torch.zeros(blocks * WIDE)
     if bias is not None:
@@ -258,21 +253,12 @@ def _by_block(values: torch.Tensor, blocks: int) -> torch.Tensor:
     return _filled(values, blocks * WIDE, values.shape[1]).view(blocks, WIDE, -1).transpose(1, 2).contiguous()
 
 
-@jit(parallel=True)
-def _columns_parallel(
-    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
-    zero_span: int, out: Array, shape: Bytes, few: int, bounds: Int64s,
-) -> None:  # fmt: skip
-    for part in prange(bounds.shape[0] - 1):
-        columns_of(x, codes, scales, zeros, bias, span, zero_span, out, shape, few, bounds[part], bounds[part + 1])
-
-
 @jit()
-def columns_of(
+def by_tiles(
     x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
-    zero_span: int, out: Array, shape: Bytes, few: int, first_block: int, last_block: int,
+    zero_span: int, out: Array, shape: Bytes, first_block: int, last_block: int,
 ) -> None:  # fmt: skip
-    """Outputs WIDE x first_block to WIDE x last_block. Up to `few` rows are not filled up to a tile."""
+    """Outputs WIDE x first_block to WIDE x last_block, on the matrix unit."""
     rows, inputs = x.shape
     depth = (inputs + WIDE - 1) // WIDE
     groups, zero_groups = (depth + span - 1) // span, (depth + zero_span - 1) // zero_span
@@ -292,39 +278,91 @@ def columns_of(
             for row in range(0, count, WIDE):
                 here = laid0 + row // ROWS * depth * TILE
                 height = min(WIDE, count - row)
-                is_tall, is_few = height > ROWS, height <= few
+                is_tall = height > ROWS
                 for r in range(0, height * WIDE, WIDE):
                     store16(total, r, load16(bias, block * WIDE))
                     store16(total, r + LANES, load16(bias, block * WIDE + LANES))
                 for g in range(groups):
                     scale = (block * groups + g) * WIDE
                     here_sums = sums0 + g % 2 * WIDE * WIDE
-                    if is_few:
-                        for i in range(here_sums, here_sums + height * WIDE):
-                            sums[i] = 0
-                    else:
-                        clear(0)
-                        clear(1)
-                        clear(2)
-                        clear(3)
+                    clear(0)
+                    clear(1)
+                    clear(2)
+                    clear(3)
                     for k in range(g * span, min(g * span + span, depth)):
                         place = wide0 + k % kept * 2 * TILE
                         if row == 0:
                             zero = (block * zero_groups + k // zero_span) * WIDE
                             widen(codes, block * depth + k, zeros, zero, wide, place)
-                        if is_few:
-                            multiply_few(sums, here_sums, laid, here + k * TILE, wide, place, height)
-                        else:
-                            top = here + k * TILE
-                            _multiply_step(laid, top, top + depth * TILE, LINE, is_tall, wide, place)
+                        top = here + k * TILE
+                        _multiply_step(laid, top, top + depth * TILE, LINE, is_tall, wide, place)
                     if g > 0:  # while the matrix unit is at work
                         _add_scaled(sums, sums0 + (g - 1) % 2 * WIDE * WIDE, scales, scale - WIDE, total, height)
-                    if not is_few:
-                        _store_products(is_tall, sums, here_sums)
+                    _store_products(is_tall, sums, here_sums)
                 scale = (block * groups + groups - 1) * WIDE
                 _add_scaled(sums, sums0 + (groups - 1) % 2 * WIDE * WIDE, scales, scale, total, height)
                 put_sums(total, 0, out, first + row, height, block * WIDE)
     release()
+
+
+@jit()
+def by_vectors(
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
+    zero_span: int, out: Array, shape: Bytes, first_block: int, last_block: int,
+) -> None:  # fmt: skip
+    """The same by vectors, bit for bit: a few rows at a time, whose sums of a group stay in registers."""
+    rows, inputs = x.shape
+    depth = (inputs + WIDE - 1) // WIDE
+    groups, zero_groups = (depth + span - 1) // span, (depth + zero_span - 1) // zero_span
+    asked = WIDE * WIDE // LANES if codes.itemsize == 1 else 0  # with each word of the first rows
+    chunk = max(MOST, CHUNK_BYTES // (depth * WIDE * 2) // MOST * MOST)
+    tiles = (min(rows, chunk) + ROWS - 1) // ROWS
+    laid = np.zeros(tiles * depth * TILE + WIDE, np.uint16)
+    wide = np.empty(depth * 2 * TILE + WIDE, np.uint16)
+    sums = np.empty(2 * MOST * WIDE + LANES, np.float32)  # of a group, and of those before it: [MOST, 32 outputs]
+    laid0, wide0, sums0 = aligned(laid), aligned(wide), aligned(sums)
+    total0 = sums0 + MOST * WIDE
+    for first in range(0, rows, chunk):
+        count = min(chunk, rows - first)
+        is_kept = count > MOST  # wide weights stay for further rows
+        lay_rows(x, first, count, laid, laid0)
+        for block in range(first_block, last_block):
+            for row in range(0, count, MOST):
+                height = min(MOST, count - row)
+                for r in range(total0, total0 + height * WIDE, WIDE):
+                    store16(sums, r, load16(bias, block * WIDE))
+                    store16(sums, r + LANES, load16(bias, block * WIDE + LANES))
+                for g in range(groups):
+                    begin, end = g * span, min(g * span + span, depth)
+                    for k in range(begin, end, NEAR):
+                        steps = min(NEAR, end - k)
+                        place = wide0 + (k if is_kept else 0) * 2 * TILE
+                        for step in range(k, k + steps if row == 0 else k):
+                            zero = (block * zero_groups + step // zero_span) * WIDE
+                            widen(codes, block * depth + step, zeros, zero, wide, place + (step - k) * 2 * TILE)
+                        for r in range(row, row + height, FEW[-1]):
+                            line = (r - row) * WIDE
+                            multiply_group(
+                                sums, total0 + line, sums, sums0 + line, laid,
+                                laid0 + (r // ROWS * depth + k) * TILE + r % ROWS * WIDE, wide, place, scales,
+                                (block * groups + g) * WIDE, codes,
+                                (block * depth + k) * WIDE * WIDE + AHEAD if r == 0 and asked else 0,
+                                asked if r == 0 else 0, steps, k == begin, k + steps == end,
+                                min(FEW[-1], row + height - r)
+                            )  # fmt: skip
+                put_sums(sums, total0, out, first + row, height, block * WIDE)
+
+
+columns_of = by_tiles if has_matrix_unit() else by_vectors
+
+
+@jit(parallel=True)
+def _columns_parallel(
+    x: Array, codes: Array, scales: Float32s, zeros: Bytes, bias: Float32s, span: int,
+    zero_span: int, out: Array, shape: Bytes, bounds: Int64s,
+) -> None:  # fmt: skip
+    for part in prange(bounds.shape[0] - 1):
+        columns_of(x, codes, scales, zeros, bias, span, zero_span, out, shape, bounds[part], bounds[part + 1])
 
 
 _all_columns = for_any_thread(columns_of)

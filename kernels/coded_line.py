@@ -9,7 +9,7 @@ import numpy as np
 
 from niwaki.kernels.atomics import row_at, rows_at
 from niwaki.kernels.calls import Called, address_of
-from niwaki.kernels.coded import CodedLinear, columns_of, few_rows
+from niwaki.kernels.coded import CodedLinear, columns_of
 from niwaki.kernels.jit import jit
 from niwaki.kernels.operand import Array
 from niwaki.kernels.packed_rows import WIDE
@@ -18,7 +18,7 @@ from niwaki.kernels.tiles import WHOLE
 # Of a line, behind its kind and whether it is of the wanted tokens only.
 X, CODES, OUT, INPUTS, OUTPUTS, BIAS, SCALES, ZEROS, SPANS, KERNEL = range(2, 12)
 WIDTH = 12
-BASE = 1 << 20  # of the digits of SPANS: columns of tiles that share scales, that share zeros, and few_rows()
+BASE = 1 << 20  # of the digits of SPANS: columns of tiles that share scales, and that share zeros
 
 # Kinds of memory.
 INT8S, UINT8S = np.empty(0, np.int8), np.empty(0, np.uint8)
@@ -33,7 +33,7 @@ def line_of(product: CodedLinear) -> list[int]:
     for place, array in arrays.items():
         numbers[place] = array.ctypes.data
     numbers[INPUTS], numbers[OUTPUTS] = product.inputs, product.outputs
-    numbers[SPANS] = product.span + BASE * (product.zero_span + BASE * few_rows())
+    numbers[SPANS] = product.span + BASE * product.zero_span
     numbers[KERNEL] = address_of(KERNELS[product.codes.dtype])
     return numbers
 
@@ -44,7 +44,7 @@ def _columns(place: int, rows: int, out: int, first: int, last: int, like: Array
     line = row_at(place, WIDTH, INT64S)
     inputs, outputs = line[INPUTS], line[OUTPUTS]
     blocks, depth = (outputs + WIDE - 1) // WIDE, (inputs + WIDE - 1) // WIDE
-    span, zero_span, few = line[SPANS] % BASE, line[SPANS] // BASE % BASE, line[SPANS] // BASE**2
+    span, zero_span = line[SPANS] % BASE, line[SPANS] // BASE
     groups, zero_groups = (depth + span - 1) // span, (depth + zero_span - 1) // zero_span
     has_words = like.itemsize == 2  # of four numbers
     columns_of(
@@ -53,7 +53,7 @@ def _columns(place: int, rows: int, out: int, first: int, last: int, like: Array
         row_at(line[SCALES], blocks * groups * WIDE, FLOATS),
         row_at(line[ZEROS], blocks * zero_groups * WIDE if has_words else 0, UINT8S),
         row_at(line[BIAS], blocks * WIDE, FLOATS),
-        span, zero_span, rows_at(out, rows, outputs, UINT16S), WHOLE, few, first, min(last, blocks),
+        span, zero_span, rows_at(out, rows, outputs, UINT16S), WHOLE, first, min(last, blocks),
     )  # fmt: skip
 
 

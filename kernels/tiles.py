@@ -35,7 +35,6 @@ from numba.extending import intrinsic
 from niwaki.kernels import vector_tiles
 from niwaki.kernels.jit import compiles_for_this_processor, jit
 from niwaki.kernels.operand import Array
-from niwaki.kernels.partial import Float32s
 from niwaki.kernels.simd_memory import element_pointer
 from niwaki.kernels.vector_tiles import multiplies_pairs
 
@@ -178,25 +177,6 @@ def _multiply(typing, c, a, b):
     return None if tiles is None else (types.void(c, a, b), generate)
 
 
-@intrinsic
-def _multiply_few(typing, sums, at, a, row, b, place, rows):
-    """sums[at + 32 r + n] += sum over k of a[row + 32 r + k] B[k, n], for `rows` <= 8 rows of 32 elements and the 32
-    columns of two tiles that follow one another from b[place] on. Where there is a matrix unit it is not there: a
-    product of tiles takes no less of it for fewer rows."""
-
-    def generate(context, builder, signature, args):
-        if has_matrix_unit():
-            return context.get_dummy_value()
-        sums_at, a_at, b_at = (
-            builder.bitcast(element_pointer(context, builder, signature, args, first), POINTER) for first in (0, 2, 4)
-        )
-        count = context.cast(builder, args[6], signature.args[6], types.int64)
-        vector_tiles.multiply_few(builder, sums_at, a_at, LONG(LINE), b_at, count)
-        return context.get_dummy_value()
-
-    return types.void(sums, at, a, row, b, place, rows), generate
-
-
 @jit()
 def aligned(array: Array) -> int:
     """The first element of `array`, which is of one dimension, whose address is a multiple of LINE."""
@@ -210,4 +190,3 @@ load_tile = cast("Callable[[int, Array, int, int], None]", _load_tile)
 load_tile_once = cast("Callable[[int, Array, int, int], None]", _load_tile_once)
 store_tile = cast("Callable[[int, Array, int, int], None]", _store_tile)
 multiply = cast("Callable[[int, int, int], None]", _multiply)
-multiply_few = cast("Callable[[Float32s, int, Array, int, Array, int, int], None]", _multiply_few)

@@ -26,7 +26,6 @@ ROWS = 16
 WORDS = 16
 LINE = 64
 NUM_SUMS = 4  # tiles that are sums; those behind them are factors
-FEW = (1, 2, 4, 8)  # rows for which there is a product of their own
 
 BYTE, WORD, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 POINTER = BYTE.as_pointer()
@@ -80,21 +79,6 @@ def multiply(builder, c: int, a: int, b: int) -> None:
     builder.call(_product(builder.module), [sums, first, builder.load(_stride_of(builder, a)), second])
 
 
-def multiply_few(builder, sums, a, stride, b, rows) -> None:
-    """sums [rows, 2, 16] += `rows` rows of A, `stride` bytes apart, times two tiles B that follow one another.
-
-    Every sum is what `multiply` makes of it, bit for bit. As many rows may be touched as the next of FEW says.
-    """
-    before = 0
-    for number in FEW:
-        is_in = builder.and_(
-            builder.icmp_signed(">", rows, LONG(before)), builder.icmp_signed("<=", rows, LONG(number))
-        )
-        with builder.if_then(is_in):
-            builder.call(_product(builder.module, number, tiles=2), [sums, a, stride, b])
-        before = number
-
-
 def _at(builder, memory, stride, row: int):
     offset = builder.mul(stride, LONG(row))
     return builder.bitcast(builder.gep(memory, [offset]), FLOATS.as_pointer())
@@ -128,38 +112,26 @@ def _stride_of(builder, tile: int):
     return _slot(builder, LONG, f"niwaki.stride.{tile}")
 
 
-def _product(module, rows=ROWS, tiles=1):
-    """The function (sums, a, bytes between rows of a, b) that adds a product of `rows` rows and tiles that follow one
-    another; one in each module."""
-    name = f"niwaki_product_of_{rows}_rows_and_{tiles}_tiles"
-    if name in module.globals:
-        return module.globals[name]
-    kinds = [POINTER, POINTER, LONG, POINTER]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")  # kernels get half as long, and are as quick
+def _product(module):
+    """The function (sums, a, bytes between rows of a, b) that adds a product of tiles; one in each module."""
+    function, builder = function_of(module, "niwaki_product", [POINTER, POINTER, LONG, POINTER])
+    if builder is None:
+        return function
     sums, a, stride, b = function.args
-    for pointer in (sums, a, b):
-        pointer.add_attribute("noalias")
-    entry = function.append_basic_block("entry")
+    entry = builder.block
     loop = function.append_basic_block("loop")
     done = function.append_basic_block("done")
-    builder = ir.IRBuilder(entry)
-    places = [
-        builder.bitcast(builder.gep(sums, [LONG(line * LINE)], inbounds=True), FLOATS.as_pointer())
-        for line in range(rows * tiles)
-    ]
+    places = lines_from(builder, sums, ROWS)
     before = [builder.load(place, align=LINE) for place in places]
     builder.branch(loop)
 
     builder.position_at_end(loop)
     step = builder.phi(LONG)
     totals = [builder.phi(FLOATS) for _ in places]
-    row_of_b = builder.gep(b, [builder.mul(step, LONG(LINE))], inbounds=True)
-    lines = [builder.gep(row_of_b, [LONG(tile * ROWS * LINE)], inbounds=True) for tile in range(tiles)]
-    pairs = [builder.load(builder.bitcast(line, INTS.as_pointer()), align=4) for line in lines]
+    line = builder.gep(b, [builder.mul(step, LONG(LINE))], inbounds=True)
+    pairs = builder.load(builder.bitcast(line, INTS.as_pointer()), align=4)
     of_a = RowsOf(builder, builder.gep(a, [builder.mul(step, LONG(4))], inbounds=True), stride)
-    after = [_step(builder, total, of_a, i // tiles, pairs[i % tiles]) for i, total in enumerate(totals)]
+    after = [add_products(builder, total, of_a, row, pairs) for row, total in enumerate(totals)]
     next_step = builder.add(step, LONG(1))
     step.add_incoming(LONG(0), entry)
     step.add_incoming(next_step, loop)
@@ -173,6 +145,27 @@ def _product(module, rows=ROWS, tiles=1):
         builder.store(last, place, align=LINE)
     builder.ret_void()
     return function
+
+
+def function_of(module, name: str, kinds):
+    """The function of that name, and where to write it, or None where the module has it."""
+    if name in module.globals:
+        return module.globals[name], None
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")  # kernels get half as long, and are as quick
+    for argument in function.args:
+        if argument.type == POINTER:
+            argument.add_attribute("noalias")
+    return function, ir.IRBuilder(function.append_basic_block("entry"))
+
+
+def lines_from(builder, first, count: int):
+    """Pointers to so many vectors that follow one another."""
+    return [
+        builder.bitcast(builder.gep(first, [LONG(line * LINE)], inbounds=True), FLOATS.as_pointer())
+        for line in range(count)
+    ]
 
 
 class RowsOf:
@@ -190,7 +183,7 @@ class RowsOf:
         return base, self._odd[rest // times or 1], times if rest else 0
 
 
-def _step(builder, total, rows, row: int, pairs):
+def add_products(builder, total, rows, row: int, pairs):
     """total + the products of both halves of the words: that of `row`, in all lanes, and `pairs`."""
     base, step, times = rows.of(row)
     if multiplies_pairs():

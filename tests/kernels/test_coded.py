@@ -14,11 +14,12 @@ import torch
 
 from niwaki.kernels import jit
 from niwaki.kernels.calls import call_at
-from niwaki.kernels.coded import GROUP, Coded, CodedLinear, coded, coded_linear, stacked_codes
+from niwaki.kernels.coded import GROUP, Coded, CodedLinear, by_tiles, coded, coded_linear, stacked_codes
 from niwaki.kernels.coded_line import KERNEL, X, line_of
 from niwaki.kernels.operand import Operand
+from niwaki.kernels.ops import array_of
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.tiles import has_tiles
+from niwaki.kernels.tiles import WHOLE, has_matrix_unit, has_tiles
 
 needs_tiles = pytest.mark.skipif(not has_tiles(), reason="this CPU has no bfloat16 tiles")
 KINDS = ("int8", "int8-zeros", "int4", "e4m3", "e2m1")
@@ -96,6 +97,22 @@ def test_no_row_depends_on_the_rows_beside_it_or_on_threads() -> None:
         assert torch.equal(product(linear, x[:count]), whole[:count])
 
 
+@needs_tiles
+@pytest.mark.skipif(has_matrix_unit(), reason="this CPU does not multiply codes by vectors")
+@pytest.mark.parametrize(("inputs", "group"), [(70, 70), (320, 64), (640, 640)])
+def test_what_goes_by_vectors_gets_the_sums_of_tiles_bit_for_bit(inputs: int, group: int) -> None:
+    for kind in ("int8", "int4"):
+        linear = coded_linear(drawn(kind, 70, inputs, group), torch.linspace(-1, 1, 70))
+        assert linear is not None
+        for rows in (1, 7, 16, 30, 70):
+            x, out = rows_of(rows, inputs), np.empty((rows, 70), np.float32)
+            by_tiles(
+                array_of(Operand.of(x)), linear.codes, linear.scales, linear.zeros, linear.bias, linear.span,
+                linear.zero_span, out, WHOLE, 0, 3
+            )  # fmt: skip
+            assert torch.equal(product(linear, x), torch.from_numpy(out))
+
+
 @jit.jit()
 def call_line(line: Int64s, rows: int, out: int, first: int, last: int) -> None:
     call_at(line[KERNEL], line.ctypes.data, rows, out, first, last)
@@ -131,13 +148,13 @@ jit.compiles_for_this_processor = lambda: True  # it is told below which one thi
 
 from tests.kernels import test_coded
 
-for kind in ("int4", "e2m1"):
+for kind in ("int4", "e2m1", "int8-zeros", "e4m3"):
     test_coded.test_a_product_with_codes_is_the_product_with_what_they_mean(kind, 96, 64, 32)
 """
 
 
 @needs_tiles
-def test_four_bits_are_widened_without_avx512_too() -> None:
+def test_codes_are_widened_without_avx512_too() -> None:
     """In a process of its own: where LLVM has no instruction for what a kernel asks, it ends the process."""
     older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
     root = str(Path(__file__).parents[2])
