@@ -8,6 +8,7 @@ FlexAttention is compiled first, which takes a C++ compiler and half a minute.
 from __future__ import annotations
 
 import argparse
+import mmap
 import platform
 import shutil
 import statistics
@@ -164,10 +165,13 @@ def decode(
 
 
 def as_pool(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in NumPy's memory, as the engine's pool, for which NumPy asks Linux for pages of 2 MB; torch does not."""
+    """A copy in memory of its own, in pages of 2 MB where Linux gives them, as in the engine's pool. What NumPy or
+    torch give may have been used before, in small pages, and stays in these."""
     size = tensor.numel() * tensor.itemsize
-    kept = torch.from_numpy(np.empty(size, np.uint8)).view(tensor.dtype).view(tensor.shape)
-    return kept.copy_(tensor)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def prefill(name: str, config: ModelConfig, rows: int) -> Comparison:
