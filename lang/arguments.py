@@ -324,7 +324,10 @@ def batch_options(given: dict[str, object], batch: Callable[..., object]) -> dic
 
 
 def row_arguments(row: Row, program: str) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Raises ProgramError: it is neither, or has options for all rows."""
     if isinstance(row, Mapping):
+        if "options" in row:
+            raise ProgramError("options are of the whole batch; give a row's own by their names, beside its arguments")
         return (), dict(row)
     if isinstance(row, tuple):
         return row, {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,6 +205,20 @@ def test_a_generator_style_batch_yields_as_it_goes(backend: nw.ScriptedBackend) 
 def test_options_of_a_batch_hold_for_every_row(backend: nw.ScriptedBackend) -> None:
     greet.run_batch([("a",), ("b",)], temperature=0.5)
     assert [params_of(call).temperature for call in backend.calls] == [0.5, 0.5]
+
+
+def test_a_row_may_not_say_options_of_the_whole_batch(backend: nw.ScriptedBackend) -> None:
+    rows: list[dict[str, object]] = [{"name": "Ada", "options": {"seed": 3}}, {"name": "Bo", "seed": 3}]
+    of_async = asyncio.run(_all(greet.arun_batch(rows)))
+    for results in (list(greet.run_batch(rows)), of_async):
+        assert isinstance(results[0], nw.ProgramError)
+        assert "options are of the whole batch" in str(results[0])
+        assert str(results[1]) == "Hello Bo: ok"
+    assert {params_of(call).seed for call in backend.calls} == {3}
+
+
+async def _all(results: AsyncIterable[object]) -> list[object]:
+    return [each async for each in results]
 
 
 def test_a_finished_row_holds_no_branch_and_can_still_be_continued(backend: nw.ScriptedBackend) -> None:
