@@ -16,7 +16,6 @@ from niwaki.runtime.api import JsonSchema
 from niwaki.runtime.constraints.process import LENGTH
 from niwaki.runtime.constraints.schema.formats import KNOWN_FORMATS
 from niwaki.runtime.constraints.sources import answer, request_for
-from niwaki.runtime.constraints.turns import OWN
 
 IDLE_SECONDS: Final = 0.05  # that nobody asks for, before what may be asked for later is worked out
 
@@ -38,8 +37,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
         # what is left over when the parent died meanwhile.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
-        with OWN.short():
-            body = answer(request, seconds)
+        body = answer(request, seconds)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         answers.write(LENGTH.pack(len(body)) + body)
@@ -50,8 +48,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, seconds: float) -> None:
 def learn(asked: dict[str, str]) -> None:
     """What is worked out once for all schemas: the language of a format, which takes up to 16 ms, and what a character
     of a word is, which takes 30."""
-    with OWN.short():
-        answer(request_for(JsonSchema(json.dumps({"type": "string", **asked})), b"a"), 1.0)
+    answer(request_for(JsonSchema(json.dumps({"type": "string", **asked})), b"a"), 1.0)
     gc.collect(0)
 
 

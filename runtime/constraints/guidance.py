@@ -1,6 +1,6 @@
 """llguidance's grammars: built on a thread with a deep stack, tried over single bytes, searched for a short text.
 
-Imports little beside the standard library and llguidance: the process that compiles starts quickly.
+Imports the standard library and llguidance only: the process that compiles starts quickly.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from functools import cache
 from typing import Final, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-
-from niwaki.runtime.constraints.turns import OWN
 
 STACK_BYTES: Final = 64 * 1024 * 1024  # llguidance recurses over references: 1,000 chained ones overflow 8 MiB
 # llguidance does about 50,000 a millisecond and stops a text at its limit, 200,000 by default: counts of words beside a
@@ -176,8 +174,7 @@ def build(grammar: str, tokenizer: LLTokenizer, *, is_shallow: bool = False, max
 
     def make_beside_others() -> None:
         give_way()
-        with OWN.short():
-            make()
+        make()
 
     if is_shallow:
         make()

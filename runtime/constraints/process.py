@@ -24,17 +24,8 @@ from niwaki.runtime.constraints.guidance import OF_PROCESSES
 from niwaki.runtime.constraints.schema.document import TookTooLong
 
 PROGRAM: Final = "niwaki.runtime.constraints.compile_worker"
-# It is nice, and its turns are short, before it reads its modules, which takes 0.3 s of a processor: one is started for
-# each that is killed.
-CODE: Final = f"""
-import os
-os.nice({OF_PROCESSES})
-from niwaki.runtime.constraints.turns import OWN
-OWN.begin()
-with OWN.short():
-    from {PROGRAM} import main
-main()
-"""
+# It is nice before it reads its modules, which takes 0.3 s of a processor: one is started for each that is killed.
+CODE: Final = f"import os; os.nice({OF_PROCESSES}); from {PROGRAM} import main; main()"
 ROOT: Final = str(Path(__file__).parents[3])  # where the package lies: niwaki/runtime/constraints/process.py
 LENGTH: Final = struct.Struct("<I")
 PROCESSES: Final = 2  # so that one who asks for too much holds up nobody else
