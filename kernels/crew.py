@@ -2,12 +2,8 @@
 
 Linux may wake a thread on the core of the one that woke it, although another is idle; the two then take turns there for
 some milliseconds, as long as the step. So helpers are woken by an event, not through a pipe, whose writer is taken to
-wait for the reader, and are woken off the core that the step begins on. 23 tokens behind 4,000 after a pause of 50 ms,
+wait for the reader, and are kept off the core that the step begins on. 23 tokens behind 4,000 after a pause of 50 ms,
 two cores, medians of 30 (23 November 2026): 3.2 ms instead of 5.0.
-
-Once awake they may go anywhere. Kept off that core they waited behind others on their own while it was idle: in steps
-beside long prompts on a server's two cores, the slowest tenth, 4.9 ms at the median instead of 1.8, and such steps took
-8.6 and 15.9 ms at p90 and p98 instead of 6.1 and 9.6 (EPYC, Zen 4, alone, 28 November 2026).
 """
 
 from __future__ import annotations
@@ -61,6 +57,7 @@ class Helper:
         self._event = os.eventfd(0)
         self._told = np.zeros(length, np.int64)  # where it looks for what it is told
         self._cores = os.sched_getaffinity(0)
+        self._avoided = -1
         arguments = self._event, self._told, blocks
         self._thread = threading.Thread(target=_help, args=arguments, name="niwaki-crew", daemon=True)
         try:
@@ -75,18 +72,13 @@ class Helper:
         self._told[TOLD_BLOCK], self._told[TOLD_STEP] = block, step
         os.write(self._event, ONE)
 
-    def wake(self, block: int, step: int, core: int) -> None:
-        """`tell`, on any other of the process's cores than this one, where it has several. Once awake it may go where
-        it likes."""
-        self._run_on(self._cores - {core})
-        self.tell(block, step)
-        self._run_on(self._cores)
-
-    def _run_on(self, cores: set[int]) -> None:
-        if not cores or len(self._cores) < 2 or self._thread.native_id is None:
+    def avoid(self, core: int) -> None:
+        """Run on any other of the process's cores from now on, where it has several."""
+        if core == self._avoided or len(self._cores) < 2 or self._thread.native_id is None:
             return
+        self._avoided = core
         with suppress(OSError):  # its process may not say where it runs
-            os.sched_setaffinity(self._thread.native_id, cores)
+            os.sched_setaffinity(self._thread.native_id, self._cores - {core})
 
 
 class Crew:
@@ -142,7 +134,8 @@ class Crew:
                 self._helpers.append(Helper(self._blocks, self._length))
         core = current_core()
         for helper in self._helpers[:helpers]:
-            helper.wake(block.ctypes.data, self._num_steps, core)
+            helper.avoid(core)
+            helper.tell(block.ctypes.data, self._num_steps)
 
 
 def current_core() -> int:

@@ -351,26 +351,17 @@ def test_a_position_beyond_the_model_is_refused_and_nothing_is_stored() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
-def test_helpers_wake_off_the_core_where_the_step_begins_and_then_go_where_they_like(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cores = os.sched_getaffinity(0)
-    core = min(cores)
+def test_helpers_leave_the_core_where_the_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = min(os.sched_getaffinity(0))
     monkeypatch.setattr(crew, "current_core", lambda: core)
-    tell, woken = crew.Helper.tell, dict[int, set[int]]()
-
-    def watched(self: crew.Helper, block: int, step: int) -> None:
-        native_id = self._thread.native_id
-        if step:
-            assert native_id is not None
-            woken[native_id] = os.sched_getaffinity(native_id)
-        tell(self, block, step)
-
-    monkeypatch.setattr(crew.Helper, "tell", watched)
+    before = threading.enumerate()
     runner = runner_of(LLAMA)
     runner.forward(script(8)[4])
-    assert [*woken.values()] == [cores - {core}] * 2
-    assert [os.sched_getaffinity(native_id) for native_id in woken] == [cores] * 2
+    helpers = [thread for thread in threading.enumerate() if thread not in before and thread.name == "niwaki-crew"]
+    assert len(helpers) == 2
+    for thread in helpers:
+        assert thread.native_id is not None
+        assert os.sched_getaffinity(thread.native_id) == os.sched_getaffinity(0) - {core}
 
 
 def test_helpers_end_with_their_model() -> None:
