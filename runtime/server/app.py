@@ -25,6 +25,7 @@ from niwaki.runtime.server.access import OPERATING, authenticated, is_for_metric
 from niwaki.runtime.server.answers import OpenApiAnswer, StateAnswer
 from niwaki.runtime.server.elsewhere import hint_of_page
 from niwaki.runtime.server.errors import ApiError, ClientGone, as_api_error, overloaded
+from niwaki.runtime.server.heads import check_head
 from niwaki.runtime.server.logs import access_log, request_id
 from niwaki.runtime.server.metrics import CONTENT_TYPE
 from niwaki.runtime.server.quick import QuickPages, quick_pages
@@ -197,8 +198,8 @@ class _Turnstile:
 
 
 class _Door:
-    """Around every route: refuses foreign Host names, gives each answer its request id, counts, logs and traces it,
-    and answers for what no route expected."""
+    """Around every route: refuses heads that are too large and foreign Host names, gives each answer its request id,
+    counts, logs and traces it, and answers for what no route expected."""
 
     def __init__(self, app: ASGIApp, service: Service, tracing: Tracing) -> None:
         self._app = app
@@ -247,6 +248,7 @@ class _Door:
             end_span(status, own_id.decode())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]) -> None:
+        check_head(scope)
         is_for_metrics_alone = is_for_metrics(self._service, scope)
         if is_for_metrics_alone and scope["path"] not in OPERATING:
             await _response(ApiError(404, f"this port has {', '.join(OPERATING)} only", code="not_found"))(

@@ -22,7 +22,7 @@ from niwaki.runtime.server.branches import Branches, branches_router
 from niwaki.runtime.server.chat import Prompts
 from niwaki.runtime.server.config import ServerConfig
 from niwaki.runtime.server.conversations import Conversations
-from niwaki.runtime.server.heads import heads_within
+from niwaki.runtime.server.heads import MAX_HEAD_BYTES, heads_within
 from niwaki.runtime.server.hosted import Hosted
 from niwaki.runtime.server.listen import bound, url_of
 from niwaki.runtime.server.programs import ServedProgram, programs_router
@@ -35,7 +35,6 @@ from niwaki.runtime.server.sessions import Sessions
 from niwaki.runtime.server.store import open_store
 from niwaki.runtime.server.tracing import Tracing
 
-MAX_HEADER_BYTES = 64 * 2**10
 # Behind the drain: responses are written, connections closed. What is slower than this is cut off.
 CLOSING_SECONDS = 2
 
@@ -135,7 +134,7 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
             )
         )

@@ -18,6 +18,7 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 # A client that takes nothing for so long holds a place in the queue that others wait for.
 STALLED_SECONDS = 60.0
+COMMENT = b":\n\n"  # clients pass it over
 MARK = "\x00"  # stands for a text that is told later
 LINE_ENDS = tuple((sign.encode(), f"\\u{ord(sign):04x}".encode()) for sign in "\x85\u2028\u2029")
 
@@ -66,6 +67,8 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, straight: WriteStraight | None) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if straight is not None:
+            straight.pause = COMMENT
         if self._way is not None:
             self._way.straight = straight
         with _Patience(self._stalled_seconds) as patience:

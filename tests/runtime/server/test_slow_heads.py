@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.server.config import ServerConfig
-from niwaki.runtime.server.heads import heads_within
+from niwaki.runtime.server.heads import MAX_HEAD_BYTES, heads_within
 from niwaki.runtime.server.serve import serving
 from tests.lang.waiting import PATIENCE
 
@@ -183,3 +183,45 @@ def test_what_is_no_http_behind_an_answer_that_has_begun_ends_the_connection_alo
         return wire.written
 
     assert asyncio.run(asyncio.wait_for(run(), PATIENCE)).count(b"HTTP/1.1 ") == 1
+
+
+LARGE = READY[:-2] + b"x-long: %b\r\n\r\n" % (b"x" * 70_000)
+
+
+@pytest.mark.parametrize("sent", [LARGE, LARGE[:-9], READY + LARGE], ids=["in one piece", "half", "behind another"])
+def test_a_head_that_is_too_large_is_told_so(engine: Engine, sent: bytes) -> None:
+    with serving(engine, ServerConfig(port=0)) as url, connected(url) as client:
+        client.sendall(sent)
+        if sent.startswith(READY[:-2] + b"\r\n"):
+            assert answer_of(client)[0] == 200
+        status, answer = answer_of(client)
+    assert status == 431
+    assert answer["error"] == {
+        "message": "the request's head is larger than 65536 bytes",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+
+
+def test_a_head_may_have_64_kib(engine: Engine) -> None:
+    head = READY[:-2] + b"x-long: \r\n\r\n"
+    with serving(engine, ServerConfig(port=0)) as url:
+        for size, expected in ((MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 431)):
+            with connected(url) as client:
+                client.sendall(head.replace(b"x-long: ", b"x-long: " + b"x" * (size - len(head))))
+                assert answer_of(client)[0] == expected
+
+
+def answer_of(client: socket.socket) -> tuple[int, dict[str, object]]:
+    """The next one of a connection that stays open."""
+    came = b""
+    while b"\r\n\r\n" not in came:
+        came += client.recv(1)
+    headers = dict(line.split(b": ") for line in came.split(b"\r\n")[1:-2])
+    body, size = b"", int(headers[b"content-length"])
+    while len(body) < size:
+        body += client.recv(size - len(body))
+    told = json.loads(body)
+    assert isinstance(told, dict)
+    return int(came.split()[1]), told
