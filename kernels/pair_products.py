@@ -86,7 +86,8 @@ def _sum_of_tall(typing, sums, at, apart, weight, place, stride, laid, laid_at, 
 
 @intrinsic
 def _sum_of_half(typing, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead):
-    """As `sum_of_tall`, of the first eight rows of a group: bit for bit the same sums of them, and zeros behind."""
+    """As `sum_of_tall`, of the first eight rows of a group: bit for bit the same sums of them, half a line for each
+    output."""
     return _call(0, 2 * OUTPUTS, sums, at, apart, weight, place, stride, laid, laid_at, slices, ahead)
 
 
@@ -106,14 +107,6 @@ def _add_to_tall(typing, sums, at, apart, weight, place, step, laid, laid_at, sl
     that follow one another each time."""
     return _call(
         1, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
-    )
-
-
-@intrinsic
-def _add_to_half(typing, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead):
-    """As `add_to_tall`, of the first eight rows of a group: bit for bit the same sums of them; what is behind stays."""
-    return _call(
-        0, 2 * OUTPUTS, sums, at, apart, weight, place, step, laid, laid_at, slices, first, one, second, two, ahead
     )
 
 
@@ -145,7 +138,7 @@ def _function(module, groups: int, outputs: int, goes_on: bool, asks: bool = Fal
     name = f"niwaki_{'add' if goes_on else 'sum'}_of_pairs_{groups}_{outputs}{'_and_asks' * asks}"
     if name in module.globals:
         return module.globals[name]
-    floats, ints = (FLOATS, INTS) if groups else (HALF, HALF_INTS)
+    floats, ints, line_of_sums = (FLOATS, INTS, LINE) if groups else (HALF, HALF_INTS, LINE // 2)
     groups = max(groups, 1)
     chains = SUMS // (groups * outputs)
     kinds = [POINTER, LONG, POINTER, LONG, POINTER, LONG, LONG]
@@ -160,7 +153,7 @@ def _function(module, groups: int, outputs: int, goes_on: bool, asks: bool = Fal
     )
     builder = ir.IRBuilder(entry)
     places = [
-        builder.gep(sums, [builder.add(builder.mul(apart, LONG(group)), LONG(output * LINE))])
+        builder.gep(sums, [builder.add(builder.mul(apart, LONG(group)), LONG(output * line_of_sums))])
         for group in range(groups)
         for output in range(outputs)
     ]
@@ -237,10 +230,7 @@ def _function(module, groups: int, outputs: int, goes_on: bool, asks: bool = Fal
     if chains == 2:
         after = [builder.fadd(even, odd) for even, odd in zip(after[:outputs], after[outputs:], strict=True)]
     for place, value in zip(places, after, strict=True):
-        line = value
-        if floats is HALF and not goes_on:
-            line = builder.shuffle_vector(value, ir.Constant(HALF, None), ir.Constant(INTS, list(range(LANES))))
-        builder.store(line, builder.bitcast(place, line.type.as_pointer()), align=LINE)
+        builder.store(value, builder.bitcast(place, floats.as_pointer()), align=line_of_sums)
     builder.ret_void()
     return function
 
@@ -285,4 +275,3 @@ sum_of_tall = cast("Sum", _sum_of_tall)
 sum_of_half = cast("Sum", _sum_of_half)
 add_to_two = cast("Addition", _add_to_two)
 add_to_tall = cast("Addition", _add_to_tall)
-add_to_half = cast("Addition", _add_to_half)

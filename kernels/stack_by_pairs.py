@@ -33,13 +33,13 @@ import math
 
 import numpy as np
 
+from niwaki.kernels.few_queries import AT_ONCE, COLUMNS, REST, add_to_few, store_rest
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
 from niwaki.kernels.pair_attention import LEAST
 from niwaki.kernels.pair_products import (
     OUTPUTS,
-    add_to_half,
     add_to_tall,
     add_to_two,
     sum_of_half,
@@ -59,6 +59,7 @@ from niwaki.kernels.simd import (
     minus,
     multiply_add,
     splat,
+    swapped,
     times,
     where_less,
     zeros,
@@ -109,13 +110,13 @@ def attend_by_pairs(
     hidden = splat(HIDDEN)
     queries = tokens.shape[0] * group
     blocks = (queries + ROWS - 1) // ROWS  # of queries
-    rest_from = blocks - 1 if 0 < queries % ROWS <= ROWS // 2 else blocks  # a last block that half the lanes hold
+    rest_from = blocks - 1 if 0 < queries % ROWS <= REST else blocks  # a last block that half the lanes hold
     k, v = k_pool.reshape(-1), v_pool.reshape(-1)
     flat, lses = partial_mixed.reshape(-1), partial_lse.reshape(-1)
     at_once = min(last_head - first_head, max(1, STATE // (blocks * ((slices + 1) * TILE + head_dim * LANES))))
     stacks = at_once * blocks
     # Of each block of queries: themselves, [slices] tiles of pairs of columns by queries, and their sums, [columns,
-    # queries].
+    # queries], but of a rest [queries, columns].
     asked = np.empty(stacks * slices * TILE + LANES, np.float32)
     mixed = np.empty(stacks * head_dim * LANES + LANES, np.float32)
     total = np.empty(stacks * LANES, np.float32)
@@ -123,11 +124,15 @@ def attend_by_pairs(
     low = np.zeros(blocks * LANES, np.float32)  # the first key that each query sees
     high = np.zeros(blocks * LANES, np.float32)  # behind the last
     values = np.empty(PAIRS * at_once * head_dim + LANES, np.float32)  # [pairs of keys, heads, columns]
-    scores = np.empty(2 * SCORES + LANES, np.float32)  # [two blocks of queries, keys, queries]
-    weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)  # [two blocks of queries, pairs of keys, queries]
+    # [two blocks of queries, keys, queries], and of a rest [keys, REST queries]; then the same by pairs of keys
+    scores = np.empty(2 * SCORES + LANES, np.float32)
+    weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)
+    second = np.zeros(LANES, np.float32)  # of two keys side by side: how far each is behind the first
+    second[REST:] = np.float32(1.0)
     gathered, turned = np.empty(TILE, np.float32), np.empty(head_dim * LANES, np.float32)
     asked0, mixed0, values0 = aligned(asked), aligned(mixed), aligned(values)
     scores0, weights0 = aligned(scores), aligned(weights)
+    asks = np.zeros(RUNS, np.int64)  # where columns of those of the next begin, which are asked for with a rest alone
     at = np.zeros(2 * RUNS, np.int64)  # where the runs of the block of keys begin in the pool, and those of the next
     reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
     # Of each query, for the first of the group's heads in q, among all [tokens, heads], and in out.
@@ -144,6 +149,9 @@ def attend_by_pairs(
             reach[block, 0], reach[block, 1], reach[block, 2], reach[block, 3] = before, before, behind, behind
         reach[block, 0], reach[block, 1] = min(reach[block, 0], before), max(reach[block, 1], before)
         reach[block, 2], reach[block, 3] = min(reach[block, 2], behind), max(reach[block, 3], behind)
+    if rest_from < blocks:  # of two keys side by side
+        for r in range(rest_from * LANES, rest_from * LANES + REST):
+            low[r + REST], high[r + REST] = low[r], high[r]
     start, end = reach[0, 0], reach[0, 3]
     for block in range(1, blocks):
         start, end = min(start, reach[block, 0]), max(end, reach[block, 3])
@@ -167,6 +175,16 @@ def attend_by_pairs(
             if first_key > 0:
                 for r in range(count):
                     highest[stack * LANES + r] = lses[line_of[rows + r] + first_own] * LOG2_E
+                if rows == rest_from * ROWS:
+                    for r in range(REST):
+                        highest[stack * LANES + REST + r] = highest[stack * LANES + r]
+            if rows == rest_from * ROWS:
+                for r in range(count):
+                    line, target = element_at(line_of, rows + r) + first_own, mixed0 + stack * head_dim * LANES
+                    for c in range(0, head_dim, LANES):
+                        was = load16(flat, line * head_dim + c) if first_key > 0 else zeros()
+                        store16(mixed, target + r * head_dim + c, was)
+                continue
             for c in range(0, head_dim, LANES):
                 if first_key > 0:
                     for r in range(count):
@@ -201,9 +219,9 @@ def attend_by_pairs(
                     seen = min(last, max(reach[block, 3], reach[block + sides - 1, 3]))  # by any of both sides
                     halves = (seen - first + 2 * RUN - 1) // (2 * RUN)
                     for i in range(0, halves * 2 * RUN, RUN):
-                        target = scores0 + i * LANES
+                        target = scores0 + i * (REST if is_half else LANES)
                         if first + i >= seen:
-                            for j in range(sides * RUN):
+                            for j in range(RUN // 2 if is_half else sides * RUN):
                                 store16(scores, target + j // RUN * SCORES + j % RUN * LANES, hidden)
                             continue
                         place = at[i // RUN] + own * head_dim
@@ -224,6 +242,36 @@ def attend_by_pairs(
                                 scores, target + j * LANES, SCORES * 4, k, place + j * width, width * 2, asked, laid,
                                 slices, ahead * 2
                             )  # fmt: skip
+                    sums, pairs = mixed0 + stack * head_dim * LANES, values0 + own * head_dim
+                    if is_half:
+                        line = block * LANES
+                        if reach[block, 1] > first or reach[block, 2] < first + BLOCK or last < first + BLOCK:
+                            lowest, past = load16(low, line), load16(high, line)
+                            for j in range(halves * RUN):
+                                keys_there = add(splat(np.float32(first + 2 * j)), load16(second, 0))
+                                score = where_less(keys_there, past, load16(scores, scores0 + j * LANES), hidden)
+                                score = where_less(keys_there, lowest, hidden, score)
+                                store16(scores, scores0 + j * LANES, score)
+                        if soft_cap < math.inf:
+                            cap_scores(scores, scores0, REST, np.float32(scale), np.float32(soft_cap))
+                        count = queries - block * ROWS
+                        _weigh_rest(
+                            scores, scores0, halves, factor, is_first, highest, total, stack * LANES, weights,
+                            weights0, mixed, sums, count, head_dim, gathered
+                        )  # fmt: skip
+                        parts = (count + AT_ONCE - 1) // AT_ONCE
+                        for part in range(parts):  # of as many queries each as can be
+                            r, behind = count * part // parts, count * (part + 1) // parts
+                            gap = width if block == 0 and part == 0 else 0
+                            for c in range(0, head_dim, COLUMNS):
+                                for run in range(RUNS):
+                                    asks[run] = at[RUNS + run] + own * head_dim + c
+                                add_to_few(
+                                    mixed, sums + r * head_dim + c, head_dim, values, pairs + c,
+                                    num_heads * head_dim, weights, weights0 + r, halves * RUN, behind - r, k, v, asks,
+                                    0, gap
+                                )  # fmt: skip
+                        continue
                     for side in range(sides):
                         here, line = scores0 + side * SCORES, (block + side) * LANES
                         reached = reach[block + side]
@@ -244,7 +292,6 @@ def attend_by_pairs(
                             weights0 + side * halves * TILE, mixed, mixed0 + (stack + side) * head_dim * LANES,
                             head_dim
                         )  # fmt: skip
-                    sums, pairs = mixed0 + stack * head_dim * LANES, values0 + own * head_dim
                     step = OUTPUTS * (3 - sides)
                     ask_step = width * 2 if block == 0 else 0
                     for c in range(0, head_dim, step):
@@ -256,11 +303,6 @@ def attend_by_pairs(
                             add_to_two(
                                 mixed, target, head_dim * LINE, values, place, to_pair, weights, weights0, halves,
                                 k, there, v, there, ask_step
-                            )  # fmt: skip
-                        elif is_half:
-                            add_to_half(
-                                mixed, target, 0, values, place, to_pair, weights, weights0, halves, k, there, v,
-                                there, ask_step
                             )  # fmt: skip
                         else:
                             add_to_tall(
@@ -278,14 +320,18 @@ def attend_by_pairs(
                 elif sinks.shape[0]:
                     total[line] += exp_f32(sinks[first_own + (rows + r) % group] - highest[line] * LN_2)
                 total[line] = np.float32(1.0) / total[line]
-            for c in range(0, head_dim, LANES):
+            by_columns = rows == rest_from * ROWS
+            for c in range(0, 0 if by_columns else head_dim, LANES):
                 transpose16(mixed, mixed0 + (stack * head_dim + c) * LANES, LANES, turned, c * LANES)
             for r in range(count):
                 inverse = splat_at(total, stack * LANES + r)
                 line = (element_at(line_of, rows + r) + first_own) * head_dim
                 target = element_at(target_of, rows + r) + first_own * to_out
                 for c in range(0, head_dim, LANES):
-                    value = times(load16(turned, c * LANES + r * LANES), inverse)
+                    value = load16(turned, c * LANES + r * LANES)
+                    if by_columns:
+                        value = load16(mixed, mixed0 + stack * head_dim * LANES + r * head_dim + c)
+                    value = times(value, inverse)
                     if is_partial:
                         store16(flat, line + c, value)
                     else:
@@ -354,3 +400,48 @@ def _powers(
         store_pairs(weights, weights0 + pair * LANES, first, second)
         even, odd = add(even, first), add(odd, second)
     return add(even, odd)
+
+
+@jit()
+def _weigh_rest(
+    scores: Float32s, scores0: int, halves: int, factor: Vector, is_first: bool, highest: Float32s, total: Float32s,
+    line: int, weights: Float32s, weights0: int, mixed: Float32s, mixed0: int, count: int, columns: int, scratch: Float32s,
+) -> None:  # fmt: skip
+    """As `_weigh`, of at most REST queries, of which a vector holds the scores of two keys, and whose sums lie by
+    columns: bit for bit the same."""
+    top = load16(highest, line)
+    sums = splat(np.float32(math.inf))
+    if not is_first:
+        sums = _powers_of_rest(scores, scores0, halves, factor, minus(zeros(), top), weights, weights0)
+    if is_any_less(splat(MOST), sums):
+        both = splat(LEAST)
+        for at in range(scores0, scores0 + halves * TILE, LANES):
+            both = larger(both, load16(scores, at))
+        risen = larger(top, times(larger(both, swapped(both, REST)), factor))
+        risen = where_less(splat(MOST), sums, risen, top)
+        store16(highest, line, risen)
+        shrink = exp2_16(minus(top, risen))
+        store16(total, line, times(load16(total, line), shrink))
+        if not is_first:
+            store16(scratch, 0, shrink)
+            for r in range(count):
+                by = splat_at(scratch, r)
+                for place in range(mixed0 + r * columns, mixed0 + (r + 1) * columns, LANES):
+                    store16(mixed, place, times(load16(mixed, place), by))
+        sums = _powers_of_rest(scores, scores0, halves, factor, minus(zeros(), risen), weights, weights0)
+    store16(total, line, add(load16(total, line), sums))
+
+
+@jit(inline=True)
+def _powers_of_rest(
+    scores: Float32s, scores0: int, halves: int, factor: Vector, less: Vector, weights: Float32s, weights0: int
+) -> Vector:  # fmt: skip
+    """The weights, and twice the sum of each query's: those of even keys and of odd ones are summed apart."""
+    apart = zeros()
+    for two in range(halves * LANES // 2):  # pairs of keys
+        at = scores0 + 2 * two * LANES
+        first = exp2_roughly(multiply_add(load16(scores, at), factor, less))
+        second = exp2_roughly(multiply_add(load16(scores, at + LANES), factor, less))
+        store_rest(weights, weights0 + two * LANES, first, second)
+        apart = add(add(apart, first), second)
+    return add(apart, swapped(apart, REST))
