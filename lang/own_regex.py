@@ -7,13 +7,15 @@ automata.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
-# An escape, a set in brackets, the beginning of a group with a name.
+# An escape, a set in brackets, a comment, the beginning of a group with a name.
 _ESCAPE: Final = r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU]\{[^}]*\}|.)"
-_PIECES: Final = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|\(\?<(?![=!])[^>]*>", re.DOTALL)
-_PIECES_OF_A_SET: Final = re.compile(rf"{_ESCAPE}|[\[&|~]|(?<=-)-", re.DOTALL)
+_PIECES: Final = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|\(\?\#[^)]*\)|\(\?<(?![=!])[^>]*>", re.DOTALL)
+_MEMBERS: Final = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
 _HAS_PROPERTY: Final = re.compile(r"(?:[^\\]|\\[^pP])*\\[pP]", re.DOTALL)
 _NO_FIXED_LENGTH: Final = "look-behind requires fixed-width pattern"  # the last of its checks: the rest is right
 
@@ -22,9 +24,9 @@ _NO_FIXED_LENGTH: Final = "look-behind requires fixed-width pattern"  # the last
 def fault_of(pattern: str) -> tuple[int, str] | None:
     """Where the pattern is malformed, counted from 1, and why; None if Python finds nothing."""
     try:
-        re.compile(_PIECES.sub(_blank, pattern))
+        re.compile(_in_python(pattern))
     except re.error as error:
-        return None if error.msg == _NO_FIXED_LENGTH else ((error.pos or 0) + 1, error.msg)
+        return None if error.msg == _NO_FIXED_LENGTH else (_place_of(error.pos or 0, pattern) + 1, error.msg)
     return None
 
 
@@ -40,48 +42,59 @@ def is_excluded(text: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _in_python(pattern: str) -> str:
-    return _PIECES.sub(_spelt, pattern)
+    return "".join(spelt for _, spelt in _spelt_pieces(pattern))
 
 
-def _blank(piece: re.Match[str]) -> str:
-    """Something as long that Python knows, so that places stay."""
-    match piece.group():
-        case set_ if set_[0] == "[":  # brackets, &&, ||, ~~ and -- in it mean themselves, and Python would warn of them
-            begin = len(set_) - len(set_[1:].lstrip("^"))
-            return set_[:begin] + _PIECES_OF_A_SET.sub(_blank_in_a_set, set_[begin:])
-        case group if group[0] == "(":
-            return "(?:" + "0" * (len(group) - 3)
-        case "\\z":
-            return "\\Z"
-        case escape:
-            return _blank_escape(escape)
+def _place_of(place: int, pattern: str) -> int:
+    """Where in the pattern stands what is at that place of its spelling for Python: of a piece that is spelt otherwise,
+    where it begins."""
+    begin = 0
+    for piece, spelt in _spelt_pieces(pattern):
+        if place < len(spelt):
+            return begin + (place if piece == spelt else 0)
+        begin, place = begin + len(piece), place - len(spelt)
+    return begin
 
 
-def _blank_in_a_set(piece: re.Match[str]) -> str:
-    return _blank_escape(piece.group()) if piece.group()[0] == "\\" else "0"
+def _spelt_pieces(pattern: str) -> Iterator[tuple[str, str]]:
+    """The pattern in pieces, and what Python calls each."""
+    end = 0
+    for found in _PIECES.finditer(pattern):
+        yield pattern[end : found.start()], pattern[end : found.start()]
+        end = found.end()
+        match found.group():
+            case set_ if set_[0] == "[":
+                yield from _spelt_members(set_)
+            case comment if comment.startswith("(?#"):
+                yield comment, comment
+            case group if group[0] == "(":
+                yield "(?<", "(?P<"
+                yield group[3:], group[3:]
+            case "\\z":
+                yield "\\z", "\\Z"
+            case escape:
+                yield escape, _spelt_escape(escape)
+    yield pattern[end:], pattern[end:]
 
 
-def _blank_escape(escape: str) -> str:
-    return "0" * len(escape) if escape[1] in "pP" or escape[2:3] == "{" else escape
-
-
-def _spelt(piece: re.Match[str]) -> str:
-    """The same in Python's words."""
-    match piece.group():
-        case set_ if set_[0] == "[":
-            begin = len(set_) - len(set_[1:].lstrip("^"))
-            return set_[:begin] + _PIECES_OF_A_SET.sub(_spelt_in_a_set, set_[begin:])
-        case group if group[0] == "(":
-            return f"(?P{group[2:]}"
-        case "\\z":
-            return "\\Z"
-        case escape:
-            return _spelt_escape(escape)
-
-
-def _spelt_in_a_set(piece: re.Match[str]) -> str:
-    return _spelt_escape(piece.group()) if piece.group()[0] == "\\" else f"\\{piece.group()}"
+def _spelt_members(set_: str) -> Iterator[tuple[str, str]]:
+    """Brackets, &&, ||, ~~ and -- in it mean themselves; Python would warn of them."""
+    begin = 2 if set_[1] == "^" else 1
+    yield set_[:begin], set_[:begin]
+    members = [found.group() for found in _MEMBERS.finditer(set_, begin, len(set_) - 1)]
+    end_of_range = -1
+    for place, (member, following) in enumerate(pairwise([*members, ""])):
+        if member == "-" and place > end_of_range and 0 < place < len(members) - 1:
+            end_of_range = place + 1
+            yield member, member
+        elif member in ("-", "[") or (member in ("&", "|", "~") and following == member):
+            yield member, f"\\{member}"
+        else:
+            yield member, _spelt_escape(member)
+    yield "]", "]"
 
 
 def _spelt_escape(escape: str) -> str:
+    if escape[1:2] in ("p", "P"):
+        return "\\w"  # as long as nobody asks what it matches
     return f"\\U{escape[3:-1]:0>8}" if escape[2:3] == "{" else escape

@@ -24,6 +24,8 @@ BEYOND_PYTHON: Final = [
     r"ab*(?<=b*)c",
     r"x+(?<!xxx|x)y",
     r"\\p\p{L}",
+    r"[a-\x{e9}]",
+    r"[\p{L}-]",
 ]
 
 
@@ -54,6 +56,10 @@ def test_a_set_that_python_warns_of_is_taken_in_silence(pattern: str) -> None:
         (r"(?<=a*)(b", 8, "missing \\), unterminated subpattern"),
         (r"[&&]\h", 5, r"bad escape \\h"),
         (r"\\z{2}(", 7, "missing \\), unterminated subpattern"),
+        (r"(?#[)[||\x{e9}]\x{e9}[z-a]", 23, "bad character range z-a"),
+        (r"[~-a]", 2, "bad character range ~-a"),
+        (r"[a-\p{L}]", 2, "bad character range"),
+        (r"(?<a b>x)", 4, "bad character in group name"),
     ],
 )
 def test_a_fault_beside_it_is_told_at_its_place(pattern: str, place: int, reason: str) -> None:
@@ -70,6 +76,13 @@ def test_a_fault_beside_it_is_told_at_its_place(pattern: str, place: int, reason
         (r"[&&a]+", "a&", "b"),
         (r"[+--]+", "+,-", "."),
         (r"(?<n>a)(?<m>b)", "ab", "ba"),
+        (r"[a-~]+", "a~", "A"),
+        (r"[Z-[|&-)]+", "Z[|&')", "-"),
+        (r"[a-\x{e9}]+", "aé", "A"),
+        (r"[--/]+", "-./", "0"),
+        (r"[^--/]+", "0", "."),
+        (r"(?#[)a[b]", "ab", "a[b]"),
+        (r"(?#(?<)[|]", "|", "["),
     ],
 )
 def test_a_scripted_answer_is_held_to_it(pattern: str, matching: str, other: str) -> None:
