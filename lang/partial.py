@@ -6,7 +6,9 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Annotated, Final, Literal, Union, get_args, get_origin
 
@@ -61,8 +63,7 @@ def _fill(dtype: object, data: object) -> object:
         return _fill(_likely(args, data), data)
     if origin is Literal:
         return data if data in args else None
-    if getattr(dtype, "__pydantic_root_model__", False):
-        ((_, root),) = (_fields(dtype) or {}).values()
+    if (root := _root(dtype)) is not None:
         return typing.cast("type[pydantic.RootModel[object]]", dtype).model_construct(_fill(root, data))
     if isinstance(data, list):
         return _fill_list(dtype, origin, args, data)
@@ -75,10 +76,17 @@ def _fill(dtype: object, data: object) -> object:
 
 def _fill_list(dtype: object, origin: object, args: tuple[object, ...], data: list[object]) -> object:
     kind = dtype if origin is None else origin
-    if kind is tuple and args[-1:] != (...,):  # a type for each place; bare, it has none
-        return tuple(_fill(inner, item) for inner, item in zip_longest(args[: len(data)], data, fillvalue=object))
+    if isinstance(kind, type) and issubclass(kind, tuple) and args[-1:] != (...,):  # a type for each place, or none
+        hints = typing.get_type_hints(kind)
+        names: tuple[str, ...] = getattr(kind, "_fields", ())  # of a NamedTuple, which has all of them at once
+        inner = args or tuple(hints.get(name, object) for name in names)
+        given = [*data, *[None] * (len(names) - len(data))]
+        return tuple.__new__(
+            kind, [_fill(one, item) for one, item in zip_longest(inner[: len(given)], given, fillvalue=object)]
+        )
     items = [_fill(args[0] if args else object, item) for item in data]
-    return kind(items) if kind in (tuple, set, frozenset) else items
+    made = frozenset if kind is AbstractSet else kind
+    return made(items) if made in (tuple, set, frozenset, deque) else items
 
 
 def _fill_object(dtype: object, origin: object, args: tuple[object, ...], data: Mapping[str, object]) -> object:
@@ -99,27 +107,60 @@ def _fill_object(dtype: object, origin: object, args: tuple[object, ...], data: 
 
 
 def _likely(options: tuple[object, ...], data: object) -> object:
-    """The option of a union that the data so far looks like."""
-    for option in options:
+    """The first option of a union that the data so far looks like."""
+    return next((option for option in options if _looks_like(option, data)), object)
+
+
+def _looks_like(option: object, data: object) -> bool:
+    while get_origin(option) is Annotated:
+        option = get_args(option)[0]
+    if (root := _root(option)) is not None:
+        return _looks_like(root, data)
+    kind = get_origin(option) or option
+    if isinstance(data, dict):
         fields = _fields(option)
-        if isinstance(data, dict) and fields is not None and set(data) <= set(fields):
-            return option
-        if isinstance(data, list) and get_origin(option) in (list, set, tuple, frozenset):
-            return option
-        if isinstance(option, type) and type(data) is option:
-            return option
-    return object
+        if fields is None:
+            return isinstance(kind, type) and issubclass(kind, Mapping)
+        return all(key in fields and _may_become(value, fields[key][1]) for key, value in data.items())
+    if isinstance(data, list):
+        return isinstance(kind, type) and issubclass(kind, Collection) and not issubclass(kind, str | bytes | Mapping)
+    return type(data) is option
+
+
+def _may_become(value: object, dtype: object) -> bool:
+    """Whether a field may have the value that begins so; of fields that tell the classes of a union apart."""
+    while get_origin(dtype) is Annotated:
+        dtype = get_args(dtype)[0]
+    if get_origin(dtype) is not Literal:
+        return True
+    return any(one == value or (isinstance(value, str) and str(one).startswith(value)) for one in get_args(dtype))
+
+
+def _root(dtype: object) -> object | None:
+    """The type of what a RootModel has; None of any other."""
+    if not getattr(dtype, "__pydantic_root_model__", False):
+        return None
+    ((_, root),) = (_fields(dtype) or {}).values()
+    return root
 
 
 def _fields(dtype: object) -> dict[str, tuple[str, object]] | None:
     """JSON key -> (attribute, type) of a class with fields."""
     declared = getattr(dtype, "model_fields", None)
     if isinstance(declared, dict):
-        return {field.validation_alias or name: (name, field.annotation) for name, field in declared.items()}
+        return {_key(name, field.validation_alias): (name, field.annotation) for name, field in declared.items()}
     if dataclasses.is_dataclass(dtype) or typing.is_typeddict(dtype):
         hints = typing.get_type_hints(typing.cast("type", dtype), include_extras=True)
+        if dataclasses.is_dataclass(dtype):  # of which a ClassVar is no field
+            hints = {field.name: hints[field.name] for field in dataclasses.fields(dtype)}
         return {name: (name, _bare(hint)) for name, hint in hints.items()}
     return None
+
+
+def _key(name: str, alias: object) -> str:
+    """Of a Pydantic field in JSON, as its schema has it: of several aliases the first that is a name."""
+    choices: Sequence[object] = getattr(alias, "choices", (alias,))
+    return next((one for one in choices if isinstance(one, str)), name)
 
 
 def _bare(hint: object) -> object:

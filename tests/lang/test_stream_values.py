@@ -9,9 +9,11 @@ import enum
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
-from typing import Annotated, Literal, TypedDict, assert_type
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypedDict, assert_type
 
 import pydantic
 import pytest
@@ -54,6 +56,32 @@ class Row(TypedDict):
 
 class Color(enum.Enum):
     RED = "red"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    lives: int
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: int
+    unit: ClassVar[str] = "m"
+
+
+class Place(NamedTuple):
+    x: int
+    y: int
+    name: str
+
+
+class Named(pydantic.BaseModel):
+    name: str = pydantic.Field(validation_alias=pydantic.AliasChoices("first", "last"))
 
 
 ADA = '{"name":"Ada Lovelace","age":36,"pets":[{"name":"Rex","legs":4}]}'
@@ -109,10 +137,22 @@ def test_a_type_checker_takes_the_values_for_what_the_last_one_is_held_to() -> N
         (frozenset[str], '["a","b', frozenset({"a", "b"})),
         (Mapping[str, Pet], '{"a":{"name":"R', {"a": Pet.model_construct(name="R", legs=None)}),
         (Pets, '[{"name":"R', Pets.model_construct([Pet.model_construct(name="R", legs=None)])),
+        (Pets | None, '[{"name":"R', Pets.model_construct([Pet.model_construct(name="R", legs=None)])),
+        (dict[str, Pet] | None, '{"a":{"name":"R', {"a": Pet.model_construct(name="R", legs=None)}),
+        (Cat | Dog, '{"kind":"d', Dog.model_construct(kind=None, lives=None)),
+        (list[Cat | Dog], '[{"kind":"dog","lives":1', [Dog.model_construct(kind="dog", lives=None)]),
+        (Slotted, '{"x":3,', Slotted(3)),
+        (Place, '[1,2,"a', Place(1, 2, "a")),
+        (Place, "[1,", Place(1, None, None)),  # type: ignore[arg-type]  # to come
+        (deque[int], "[1,2,", deque([1, 2])),
+        (AbstractSet[int], "[1,2,", frozenset({1, 2})),
+        (Named, '{"first":"A', Named.model_construct(name="A")),
     ],
 )
 def test_a_partial_value_says_what_has_come_so_far(dtype: object, text: str, value: object) -> None:
-    assert partial_value(dtype, text) == value
+    found = partial_value(dtype, text)
+    assert found == value
+    assert type(found) is type(value)
 
 
 def test_a_partial_object_is_of_its_class_with_none_in_what_is_to_come() -> None:
