@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from niwaki.lang.json_text import as_json
 from niwaki.lang.nodes import Chain, Gen, RoleBegin, RoleEnd, Text
@@ -243,19 +243,24 @@ def _of_function(function: object) -> Offered:
     return Offered(Tool(name, json.dumps(_told(schema), ensure_ascii=False), description), function)
 
 
+_VALUES: Final = ("default", "const", "enum", "examples")  # of a schema: no schemas themselves
+
+
 def _told(schema: object, *, is_named: bool = False) -> object:
     """Without the titles that Pydantic makes of names: the model is told the names. Objects have their fields alone, as
-    those of a `dtype` do."""
+    those of a `dtype` do. `is_named`: these are schemas by the names of fields or types."""
     if isinstance(schema, list):
         return [_told(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    if is_named:
+        return {name: _told(value) for name, value in schema.items()}
     told = {
-        key: _told(value, is_named=key in ("properties", "$defs"))
+        key: value if key in _VALUES else _told(value, is_named=key in ("properties", "$defs"))
         for key, value in schema.items()
-        if is_named or key != "title"
+        if key != "title"
     }
-    if not is_named and told.get("type") == "object" and "properties" in told:
+    if told.get("type") == "object" and "properties" in told:
         told.setdefault("additionalProperties", False)
     return told
 

@@ -233,6 +233,26 @@ def test_objects_among_a_functions_arguments_have_the_fields_of_their_types_alon
     assert schema["properties"]["prices"]["additionalProperties"] == {"type": "integer"}
 
 
+class Titled(pydantic.BaseModel):
+    properties: Inner
+    title: str = "none"
+
+
+class Inner(pydantic.BaseModel):
+    x: int
+
+
+def test_fields_that_are_called_as_words_of_a_schema_are_fields() -> None:
+    def call(properties: dict[str, int], titled: Titled = Titled(properties=Inner(x=1), title="a")) -> None:  # noqa: B008
+        pass
+
+    schema = json.loads(offers_of([call])[0].tool.parameters)
+    assert schema["properties"]["properties"] == {"type": "object", "additionalProperties": {"type": "integer"}}
+    assert schema["properties"]["titled"]["default"] == {"properties": {"x": 1}, "title": "a"}
+    assert schema["$defs"]["Titled"]["properties"]["title"] == {"type": "string", "default": "none"}
+    assert schema["$defs"]["Titled"]["properties"]["properties"] == {"$ref": "#/$defs/Inner"}
+
+
 def test_options_that_exclude_each_other_are_refused() -> None:
     for options, reason in (
         ({"tool_choice": "add"}, "need tools"),
