@@ -18,6 +18,7 @@ from niwaki.kernels.segments import Int64s
 
 MOST = 2_000_000  # numbers; of more torch's threads pay
 INFINITY = np.uint16(0x7F80)  # of the positive
+END = np.uint16(0x8000)  # of the bits above these all are of negative numbers
 MINUS_INFINITY = np.uint16(0xFF80)  # of the bits above these all are NaN
 
 
@@ -43,7 +44,7 @@ def highest(logits: torch.Tensor) -> tuple[Array, Int64s]:
     if logits.dtype == torch.bfloat16:
         bits = array_of(Operand.of(logits))
         best: Int64s = bits.view(np.int16).argmax(axis=1)
-        if _are_positive(bits, best) and bits.max(initial=np.uint16(0)) <= MINUS_INFINITY:
+        if _are_positive(bits, best, END) and bits.max(initial=np.uint16(0)) <= MINUS_INFINITY:
             return bits, best
     values = float_logits(logits).numpy()
     return values, values.argmax(axis=1)
@@ -51,6 +52,11 @@ def highest(logits: torch.Tensor) -> tuple[Array, Int64s]:
 
 def finite_highest(logits: torch.Tensor) -> Int64s | None:
     """Where each row is highest, as `highest` finds it; None where one of these logits is not finite."""
+    if logits.dtype == torch.bfloat16:
+        bits = array_of(Operand.of(logits))
+        best: Int64s = bits.view(np.int16).argmax(axis=1)
+        if _are_positive(bits, best, INFINITY) and bits.max(initial=np.uint16(0)) <= MINUS_INFINITY:
+            return best
     values, best = highest(logits)
     tops = values[np.arange(len(best)), best]
     is_finite = tops < INFINITY if values.dtype == np.uint16 else np.isfinite(tops)
@@ -58,10 +64,11 @@ def finite_highest(logits: torch.Tensor) -> Int64s | None:
 
 
 @jit()
-def _are_positive(bits: Array, best: Int64s) -> bool:
+def _are_positive(bits: Array, best: Int64s, end: np.uint16) -> bool:
+    """And below `end`."""
     found = True
     for row in range(best.shape[0]):
-        found = found and 0 < bits[row, best[row]] < 0x8000
+        found = found and 0 < bits[row, best[row]] < end
     return found
 
 

@@ -208,14 +208,18 @@ def make_plan(
     num_tokens = int(counts.sum())
     positions = np.empty(num_tokens, np.int64)
     slots = np.empty(num_tokens, np.int64)
-    all_decode = num_rows == 0 or int(counts.max()) <= longest_paged
-    num_queries = num_tokens if all_decode else int(counts[counts <= longest_paged].sum())
+    num_queries, num_long = num_tokens, 0
+    if num_rows and int(counts.max()) > longest_paged:
+        is_long = counts > longest_paged
+        num_queries -= int(counts[is_long].sum())
+        num_long = int(is_long.sum())
     queries = DecodeQueries(
         np.empty(num_queries, np.int32),
         np.empty(num_queries, np.int32),
         np.empty(num_queries, np.int32),
         np.zeros(num_queries, np.int32),
     )
+    long = FlatRows(np.zeros((num_long, 5), np.int64), table)
     bad_row = int(
         _fill(
             starts,
@@ -230,11 +234,11 @@ def make_plan(
             queries.table_row,
             queries.length,
             longest_paged,
+            long.numbers,
         )
     )
     if bad_row < num_rows:
         _explain(rows, bad_row, page_size, num_pages)
-    long = FlatRows(np.empty((0, 5), np.int64) if all_decode else _long_rows(starts, counts, longest_paged), table)
     shared = None
     if costs is not None and num_rows > 1:
         segments = find_segments(
@@ -256,8 +260,8 @@ def make_plan(
 
 
 def next_plan(plan: AttentionPlan, rows: Spans, *, num_pages: int, longest_paged: int) -> AttentionPlan:
-    """The plan of a later step of the very spans of `plan`, a token each, which is used up: its arrays are filled anew.
-    What rows share need not be looked for again: a page that one of them has filled since is its own.
+    """The plan of a later step of the very spans of `plan`, as many tokens each. That one is used up: its arrays are
+    filled anew. What rows share need not be looked for again: a page that one of them has filled since is its own.
 
     Raises:
         ValueError: as `make_plan`.
@@ -277,25 +281,18 @@ def next_plan(plan: AttentionPlan, rows: Spans, *, num_pages: int, longest_paged
             decode.table_row,
             decode.length,
             longest_paged,
+            plan.long.numbers,
         )
     )
     if bad_row < len(rows):
         _explain(rows, bad_row, page_size, num_pages)
+    shared = plan.shared
+    if len(plan.long):  # what was made of its numbers is not that of these
+        plan.__dict__.pop("prefill", None)
+    if len(plan.long) and shared is not None:
+        shared.long.numbers[:, 2] = plan.long.numbers[:, 2]
+        shared.__dict__.pop("prefill", None)
     return plan
-
-
-@jit()
-def _long_rows(starts: Int64s, counts: Int64s, longest_paged: int) -> Int64s:
-    """The numbers of `FlatRows`, with nothing shared."""
-    found = np.zeros((counts.shape[0], 5), np.int64)
-    first = 0
-    n = 0
-    for row in range(counts.shape[0]):
-        if counts[row] > longest_paged:
-            found[n, 0], found[n, 1], found[n, 2], found[n, 3] = first, counts[row], starts[row], row
-            n += 1
-        first += counts[row]
-    return found[:n]
 
 
 @jit()
@@ -356,11 +353,14 @@ def _fill(
     query_row: Int32s,
     query_length: Int32s,
     longest_paged: int,
+    long: Int64s,
 ) -> int:
-    """Fill the arrays from `positions` on. Returns the first row that is invalid, or the number of rows."""
+    """Fill the arrays from `positions` on, and of `long`, the numbers of `FlatRows`, all but where what is shared ends.
+    Returns the first row that is invalid, or the number of rows."""
     num_rows: int = starts.shape[0]
     token = 0
     query = 0
+    longs = 0
     for row in range(num_rows):
         start = starts[row]
         count = counts[row]
@@ -369,6 +369,9 @@ def _fill(
         for index in range(held[row]):
             if table[row, index] < 0 or table[row, index] >= num_pages:
                 return row
+        if count > longest_paged:
+            long[longs, 0], long[longs, 1], long[longs, 2], long[longs, 3] = token, count, start, row
+            longs += 1
         for position in range(start, start + count):
             positions[token] = position
             slots[token] = np.int64(table[row, position // page_size]) * page_size + position % page_size

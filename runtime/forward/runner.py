@@ -170,7 +170,7 @@ class Runner:
             ops=chosen,
         )
         self._has_any_size = self._model.has_any_size
-        self._kept: tuple[Spans, AttentionPlan] | None = None  # of the last step, where each row had one token
+        self._kept: tuple[Spans, AttentionPlan] | None = None  # of the last step, where its spans may come again
         self._side_by_side: SideBySide | None = None
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
@@ -306,7 +306,7 @@ class Runner:
                 longest_paged=self._longest_paged,
                 costs=self._costs,
             )
-        if plan.num_tokens == len(spans) and not self._is_on_device:
+        if not self._is_on_device:
             self._kept = spans, plan
         return plan
 

@@ -78,6 +78,7 @@ class Decoding:
             [(request.params, request.seed, request.num_generated) for request in requests], vocab_size
         )
         self._listener: Listener | None = None
+        self._guessed: Batch | None = None  # the last one with guesses
         self._vocab_size = vocab_size
         self.flight: Flight | None = None  # a step behind those that are counted, where one is under way
         self._look_at_kinds()
@@ -337,8 +338,7 @@ class Decoding:
 
     @property
     def takes_guesses(self) -> bool:
-        """Whether all tokens are drawn from the logits as they are, so that what was drawn at every place of a guess is
-        known at once."""
+        """Whether all are drawn from the logits as they are: what is drawn at all places of one is known at once."""
         return self._plain is None and not self.is_led
 
     def guessing(self, guesses: Sequence[TokenIds]) -> Batch:
@@ -347,7 +347,8 @@ class Decoding:
             pages = pages_of(request)
             if len(pages) > self._held[place]:
                 self._hold(place, pages)
-        return with_guesses(self.batch, guesses)
+        self._guessed = with_guesses(self.batch, guesses, self._guessed)
+        return self._guessed
 
     def drawn_at(self, logits: torch.Tensor, batch: Batch) -> npt.NDArray[np.int64] | None:
         """What is drawn at each token of a batch of `guessing`, were those before it right. None where one cannot be
@@ -360,8 +361,9 @@ class Decoding:
         """Go on by what was `drawn_at`, and tell the requests. How many tokens of each guess were right; None, and
         nothing done, where somebody must look at one of the new tokens."""
         self._watch_streamed()
-        said = said_behind(guesses, tokens)
-        if not (self._is_quiet and all(map(self._goes_on, range(len(said)), said))):
+        said, left, ends = said_behind(guesses, tokens), (self._last - self._starts).tolist(), self._may_end.item
+        may_end = any(room <= len(new) or any(map(ends, new)) for room, new in zip(left, said, strict=True))
+        if may_end or not self._is_quiet:
             return None
         for place, (request, guess, new) in enumerate(zip(self.requests, guesses, said, strict=True)):
             request.take_guessed(new, len(guess))
@@ -369,15 +371,13 @@ class Decoding:
             self._token_ids[place] = new[-1]
             if self._listener is not None and not self._listener.takes(place, request.ids, request.guesser):
                 self._listener = None
-        self._count_left()
-        self._steps_in_pages = 0
+        # Of so few rows lists are quicker than arrays.
+        self._steps_left = min(room - len(new) for room, new in zip(left, said, strict=True))
+        pages = zip(self._held.tolist(), self._starts.tolist(), strict=True)
+        self._steps_in_pages = max(0, min(held * self._page_size - start for held, start in pages))
         self._draws.move_to([request.num_generated for request in self.requests])
         self._untold.clear()
         return [len(new) - 1 for new in said]
-
-    def _goes_on(self, place: int, new: Sequence[int]) -> bool:
-        """Whether the request does so behind these tokens, as far as is seen at once."""
-        return self._last[place] - self._starts[place] > len(new) and not any(self._may_end[token] for token in new)
 
     # -- a step ahead -------------------------------------------------------------------------------------------------
 

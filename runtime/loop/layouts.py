@@ -34,11 +34,13 @@ def with_pieces(batch: Batch, pieces: Sequence[Row], page_size: int) -> Batch:
     return Batch(ids, together, np.arange(count), as_computed=True)
 
 
-def with_guesses(batch: Batch, guesses: Sequence[TokenIds]) -> Batch:
-    """`guesses`: of what follows each row's token, maybe nothing. The logits of all are wanted."""
-    spans = batch.spans
-    counts = np.array([1 + len(guess) for guess in guesses], np.int64)
-    ids = np.concatenate(
-        [part for place, guess in enumerate(guesses) for part in (batch.token_ids[place : place + 1], guess)]
-    )
-    return Batch(ids, Spans(spans.starts, counts, spans.table, spans.held), None, as_computed=True)
+def with_guesses(batch: Batch, guesses: Sequence[TokenIds], last: Batch | None = None) -> Batch:
+    """`guesses`: of what follows each row's token, maybe nothing. The logits of all are wanted. `last`: what was made
+    before of these rows' arrays, whose spans are those of guesses as long again."""
+    counts = [1 + len(guess) for guess in guesses]
+    spans = batch.spans if last is None else last.spans
+    if spans.table is not batch.spans.table or spans.counts.tolist() != counts:
+        rows = batch.spans
+        spans = Spans(rows.starts, np.array(counts, np.int64), rows.table, rows.held)
+    ids = [part for place, guess in enumerate(guesses) for part in (batch.token_ids[place : place + 1], guess)]
+    return Batch(np.concatenate(ids), spans, None, as_computed=True)

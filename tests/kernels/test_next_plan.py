@@ -15,8 +15,9 @@ CHEAP = Costs(paged_pair=10.0, dense_pair=1.0, key=1.0, query=1.0, segment=1.0)
 DEAR = Costs(paged_pair=10.0, dense_pair=1.0, key=1.0, query=1.0, segment=1e9)
 
 
-def branches(rng: np.random.Generator) -> Spans:
-    """Rows below shared pages, two levels of them, each behind tokens of its own and with pages for 20 more."""
+def branches(rng: np.random.Generator, most: int = 1) -> Spans:
+    """Rows of up to so many tokens below shared pages, two levels of them, each behind tokens of its own and with pages
+    for 20 more."""
     count = int(rng.integers(1, 9))
     trunk, forks = [*range(6)], [[*range(6, 9)], [*range(9, 13)]]
     starts, tables, fresh = [], [], 13
@@ -25,7 +26,7 @@ def branches(rng: np.random.Generator) -> Spans:
         if len(shared) == len(trunk):
             shared = shared + forks[rng.integers(2)]
         own = int(rng.integers(0, 10))
-        num_pages = -(-(own + 21) // PAGE)
+        num_pages = -(-(own + 20 + most) // PAGE)
         tables.append([*shared, *range(fresh, fresh + num_pages)])
         fresh += num_pages
         starts.append(PAGE * len(shared) + own)
@@ -33,7 +34,7 @@ def branches(rng: np.random.Generator) -> Spans:
     table = np.zeros((count, int(held.max())), np.int32)
     for row, pages in enumerate(tables):
         table[row, : len(pages)] = pages
-    return Spans(np.array(starts, np.int64), np.ones(count, np.int64), table, held)
+    return Spans(np.array(starts, np.int64), rng.integers(1, most + 1, count), table, held)
 
 
 def arrays_of(plan: object) -> dict[str, object]:
@@ -52,17 +53,26 @@ def made(spans: Spans, costs: Costs | None) -> AttentionPlan:
     return make_plan(spans, page_size=PAGE, num_pages=PAGES, longest_paged=LONGEST, costs=costs)
 
 
+def rows_of(plan: AttentionPlan | Shared) -> list[tuple[int, int, int, list[int], int]]:
+    """The rows of many tokens, one by one."""
+    return [(row.first, row.count, row.start, row.page_ids.tolist(), row.first_key) for row in plan.prefill]
+
+
+@pytest.mark.parametrize("most", [1, 2 * LONGEST])
 @pytest.mark.parametrize("costs", [CHEAP, DEAR, None])
-def test_the_next_plans_are_those_that_would_be_made(costs: Costs | None) -> None:
+def test_the_next_plans_are_those_that_would_be_made(costs: Costs | None, most: int) -> None:
     rng = np.random.default_rng(7)
     shared: set[type | None] = set()
     for _ in range(40):
-        spans = branches(rng)
+        spans = branches(rng, most)
         plan = made(spans, costs)
         for _ in range(20):
             spans.starts[:] += 1
-            plan = next_plan(plan, spans, num_pages=PAGES, longest_paged=LONGEST)
-            assert arrays_of(plan) == arrays_of(made(spans, costs))
+            plan, wanted = next_plan(plan, spans, num_pages=PAGES, longest_paged=LONGEST), made(spans, costs)
+            assert arrays_of(plan) == arrays_of(wanted)
+            assert rows_of(plan) == rows_of(wanted)
+            if plan.shared is not None and wanted.shared is not None:
+                assert rows_of(plan.shared) == rows_of(wanted.shared)
         shared.add(None if plan.shared is None else Shared)
     assert shared == ({Shared, None} if costs is CHEAP else {None})
 
