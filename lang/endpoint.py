@@ -14,8 +14,8 @@ from niwaki.lang.backends import Host
 from niwaki.lang.export import as_json_value, exported
 from niwaki.lang.program import Program
 from niwaki.lang.state import State
-from niwaki.lang.trace import Placeholder
-from niwaki.runtime.api import ConfigError
+from niwaki.lang.trace import Placeholder, Trace
+from niwaki.runtime.api import ConfigError, NiwakiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ class Endpoint:
         self.about = inspect.getdoc(program.func) or ""
         self._program = program
         self._fields, self.body = _body_of(program)
-        self.answer = _answer_of(program)
+        traced = _traced(program)
+        self._own_fault = traced if isinstance(traced, NiwakiError) else None
+        self.answer = _answer_of(program, traced.variables if isinstance(traced, Trace) else None)
 
     async def call(self, body: BaseModel, backend: Host) -> Mapping[str, object]:
         """Run the program to its end. Cancelling the call cancels the run.
@@ -72,6 +74,19 @@ class Endpoint:
         finally:
             state.cancel()  # does nothing to what has ended
 
+    def parameter_in(self, error: NiwakiError, body: BaseModel) -> str | None:
+        """The parameter whose value, or a part of it, the error's message quotes, if it quotes one."""
+        message = str(error)
+        for name, value in self._given(body).items():
+            if any(quoted in message for quoted in _quotes(value)):
+                return name
+        return None
+
+    def always_fails_with(self, error: NiwakiError) -> bool:
+        """Whether the program fails in the same words before it is given anything."""
+        own = self._own_fault
+        return own is not None and type(own) is type(error) and str(own) == str(error)
+
     def _given(self, body: BaseModel) -> dict[str, object]:
         return {name: getattr(body, field) for field, name in self._fields.items()}
 
@@ -92,29 +107,49 @@ def _json_of(value: object) -> object:
     return as_json_value(value)
 
 
-def _answer_of(program: Program) -> type[BaseModel] | None:
-    """The model of what the program answers, where its annotation says it: itself, or an object with a "value"."""
-    returned = typing.get_type_hints(program.func, include_extras=True).get("return", type(None))
-    if isinstance(returned, type) and issubclass(returned, BaseModel):
-        return returned
-    if returned is type(None):
-        return _variables_of(program)
-    if returned in (object, typing.Any) or issubclass(typing.get_origin(returned) or returned, Mapping):
-        return None  # keys that no annotation tells
-    return _answer_with(program, {"value": returned})
+def _quotes(value: object) -> Iterator[str]:
+    """How messages show a value: a text in quotes, and a number behind what it was to be."""
+    match value:
+        case str():
+            if value:
+                yield repr(value)
+        case bool() | None:
+            return
+        case int() | float():
+            yield f"got {value!r}"
+        case Mapping():
+            for key, inner in value.items():
+                yield from _quotes(key)
+                yield from _quotes(inner)
+        case list() | tuple() | set() | frozenset():
+            for inner in value:
+                yield from _quotes(inner)
+        case BaseModel():
+            yield from _quotes(value.model_dump())
 
 
-def _variables_of(program: Program) -> type[BaseModel] | None:
-    """The model of its variables, where the body tells them by itself: it has no effects, and whatever is given and
-    generated, each run sets the same ones."""
+def _traced(program: Program) -> Trace | Exception | None:
+    """What the body does whatever it is given: all of it, or the error that it raises. None for one that is async."""
     if program.is_async:
         return None
     names = list(inspect.signature(program.func).parameters)[1:]
     try:
-        variables = program.trace(**{name: Placeholder(name) for name in names}).variables
-    except Exception:  # what the body may raise over placeholders is the author's
-        return None
-    return _answer_with(program, variables) if variables else None
+        return program.trace(**{name: Placeholder(name) for name in names})
+    except Exception as error:  # what the body may raise over placeholders is the author's
+        return error
+
+
+def _answer_of(program: Program, variables: Mapping[str, object] | None) -> type[BaseModel] | None:
+    """The model of what the program answers, where its annotation says it: itself, or an object with a "value". Else
+    of `variables`, which it sets with all arguments."""
+    returned = typing.get_type_hints(program.func, include_extras=True).get("return", type(None))
+    if isinstance(returned, type) and issubclass(returned, BaseModel):
+        return returned
+    if returned is type(None):
+        return _answer_with(program, variables) if variables else None
+    if returned in (object, typing.Any) or issubclass(typing.get_origin(returned) or returned, Mapping):
+        return None  # keys that no annotation tells
+    return _answer_with(program, {"value": returned})
 
 
 def _answer_with(program: Program, types: Mapping[str, object]) -> type[BaseModel] | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Protocol, TypeVar, cast
 
@@ -19,13 +20,16 @@ from pydantic_core import to_json as json_of
 from niwaki.runtime.api import (
     Backend,
     Branch,
+    ConfigError,
     EngineStopped,
     Generation,
     NiwakiError,
     Pending,
+    ProgramError,
     SamplingParams,
     Score,
     Segment,
+    UnsupportedByBackend,
 )
 from niwaki.runtime.server.access import service_of
 from niwaki.runtime.server.answers import Answer, ProgramCard, ProgramList, Variables
@@ -90,6 +94,14 @@ class ServedProgram(Protocol):
 
     def stream(self, body: BaseModel, backend: Backend) -> AsyncIterator[Grown | Mapping[str, object]]:
         """Run it and tell its variables as they grow; what `call` gives comes last."""
+        ...
+
+    def parameter_in(self, error: NiwakiError, body: BaseModel) -> str | None:
+        """The parameter whose value the error quotes, if it quotes one."""
+        ...
+
+    def always_fails_with(self, error: NiwakiError) -> bool:
+        """Whether it is known to fail so whatever it is given."""
         ...
 
 
@@ -222,11 +234,10 @@ class _Run:
             if self._reason is not None:
                 raise self._reason from None
             raise
-        except NiwakiError as error:
-            log.debug("a program was refused something", exc_info=error)
+        except NiwakiError:
             raise
         except Exception as error:
-            raise failed_inside(error, "the program failed", in_program=True) from error
+            raise _failed(error) from error
         finally:
             task.cancel()
 
@@ -312,7 +323,8 @@ def _page_of(program: ServedProgram, backend: Engine) -> Callable[..., Awaitable
             return EventStream(_events(_steps(program, body, run), run), lambda: service.finish(run))
 
         async def called() -> bytes:
-            return _written(await program.call(body, run.backend))
+            with _faults_of(program, body):
+                return _written(await program.call(body, run.backend))
 
         return Response(await _answered(request, service, run, called), media_type="application/json")
 
@@ -337,9 +349,10 @@ def _batch_page_of(
                 return to_json(row.body())
             async with free:
                 try:
-                    return _written({"values": await _contained(lambda: program.call(row, run.backend))})
-                except Exception as error:  # it is this row's own
-                    return to_json(_told(error).body())
+                    with _faults_of(program, row):
+                        return _written({"values": await _contained(lambda: program.call(row, run.backend))})
+                except ApiError as error:  # it is this row's own
+                    return to_json(error.body())
 
         if stream:
             return EventStream(_events(_as_they_come(one, rows), run), lambda: service.finish(run))
@@ -369,11 +382,12 @@ async def _answered(request: Request, service: Service, run: _Run, work: Callabl
 
 async def _steps(program: ServedProgram, body: BaseModel, run: _Run) -> AsyncIterator[bytes]:
     """`{"name", "value", "done"}` while values grow, then `{"values"}` with all that the program answers."""
-    async for step in program.stream(body, run.backend):
-        if isinstance(step, Mapping):
-            yield _written({"values": step})
-        else:
-            yield _written({"name": step.name, "value": step.value, "done": step.is_done})
+    with _faults_of(program, body):
+        async for step in program.stream(body, run.backend):
+            if isinstance(step, Mapping):
+                yield _written({"values": step})
+            else:
+                yield _written({"name": step.name, "value": step.value, "done": step.is_done})
 
 
 async def _as_they_come(
@@ -398,14 +412,30 @@ async def _events(steps: AsyncIterator[bytes], run: _Run) -> AsyncIterator[bytes
     try:
         while (step := await run.result(lambda: anext(steps, None))) is not None:
             yield event(step)
-    except Exception as error:
-        yield event(to_json(_told(error).body()))
+    except NiwakiError as error:
+        yield event(to_json(as_api_error(error).body()))
     yield DONE
 
 
-def _told(error: Exception) -> ApiError:
-    return (
-        as_api_error(error)
-        if isinstance(error, NiwakiError)
-        else failed_inside(error, "the program failed", in_program=True)
-    )
+@contextmanager
+def _faults_of(program: ServedProgram, body: BaseModel) -> Iterator[None]:
+    """Raises ApiError for what the program raises inside: 500 for a fault of its own, which no caller can do anything
+    about; what an argument brought about, or the length of a text, as everywhere."""
+    try:
+        yield
+    except NiwakiError as error:
+        parameter = program.parameter_in(error, body)
+        is_own = isinstance(error, (ProgramError, ConfigError, UnsupportedByBackend))
+        if parameter is None and (is_own or program.always_fails_with(error)):
+            raise _failed(error) from error
+        log.debug("a program was refused something", exc_info=error)
+        told = as_api_error(error)
+        if told.status == 400:
+            told.param = parameter
+        raise told from error
+    except Exception as error:
+        raise _failed(error) from error
+
+
+def _failed(error: Exception) -> ApiError:
+    return failed_inside(error, "the program failed", in_program=True)

@@ -66,6 +66,25 @@ def shapes(s: State, pattern: str) -> None:
 
 
 @nw.function
+def errs(s: State, how: str = "", labels: list[str] | None = None, room: int = 4) -> None:
+    s += "the"
+    if how == "misuse":
+        s += 5  # type: ignore[arg-type]  # that is the point
+    if how == "unknown":
+        s["nothing sets it"]
+    if how == "type":
+        how + 5  # type: ignore[operator]  # likewise
+    if how == "config":
+        s.fork(0)
+    s += nw.gen("x", choices=labels) if labels else nw.gen("x", max_new_tokens=room)
+
+
+@nw.function
+def never(s: State, text: str) -> None:
+    s += text + nw.gen("x", regex="(")
+
+
+@nw.function
 def endless(s: State) -> None:
     s += "the"
     for _ in range(5000):  # forks, so that the text does not outgrow the context
@@ -269,8 +288,67 @@ def test_the_log_says_at_debug_level_which_line_was_refused_what_it_asked_for(
     with caplog.at_level(logging.DEBUG, "niwaki.server"):
         refused = programs.post("/programs/shapes", json={"pattern": "("})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_constraint")
+    assert refused.json()["error"]["param"] == "pattern"
     assert 'nw.gen("x", regex=pattern' in caplog.text
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+
+
+EVERY_WAY = ["", "?stream=true", "/batch", "/batch?stream=true"]
+
+
+def errors_of(client: httpx2.Client, path: str, body: dict[str, object]) -> dict[str, Any]:
+    """The error that a call of a program ends with, whichever way it is called; a single call's beside its status."""
+    answer = client.post(path, json={"rows": [body]} if "batch" in path else body)
+    if "stream" in path:
+        found = events_of(answer.text.splitlines())[-1]
+    else:
+        found = answer.json()["results"][0] if "batch" in path else answer.json() | {"status": answer.status_code}
+    error = found["error"]
+    assert isinstance(error, dict)
+    return error | {"status": found["status"]} if "status" in found else error
+
+
+@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize("how", ["misuse", "unknown", "type", "config", "regex"])
+def test_a_fault_of_the_program_is_none_of_its_caller(
+    engine: Engine, caplog: pytest.LogCaptureFixture, how: str, way: str
+) -> None:
+    name, body = ("never", {"text": "the"}) if how == "regex" else ("errs", {"how": how})
+    with (
+        serving(engine, ServerConfig(port=0), [Endpoint(errs), Endpoint(never)]) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+        caplog.at_level(logging.DEBUG, "niwaki.server"),
+    ):
+        error = errors_of(client, f"/programs/{name}{way}", dict(body))
+    assert error.pop("status", 500) == 500
+    told, _, error_id = str(error["message"]).rpartition(" ")
+    assert told == "the program failed; error id"
+    assert (error["type"], error["param"], error["code"]) == ("server_error", None, "internal_error")
+    usual = [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG]
+    assert [line for line in usual if error_id in line]
+    assert "test_programs.py" not in "".join(usual)
+    assert "test_programs.py" in caplog.text, "at debug level"
+
+
+@pytest.mark.parametrize("way", EVERY_WAY)
+@pytest.mark.parametrize(
+    ("name", "body", "param"),
+    [
+        ("shapes", {"pattern": "("}, "pattern"),
+        ("errs", {"labels": ["cat", "dog", "cat"]}, "labels"),
+        ("errs", {"room": -1}, "room"),
+    ],
+)
+def test_what_an_argument_brings_about_names_it(
+    engine: Engine, name: str, body: dict[str, object], param: str, way: str
+) -> None:
+    with (
+        serving(engine, ServerConfig(port=0), [Endpoint(errs), Endpoint(shapes)]) as url,
+        httpx2.Client(base_url=url, timeout=60) as client,
+    ):
+        error = errors_of(client, f"/programs/{name}{way}", body)
+    assert error.pop("status", 400) == 400
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
 def test_values_stream_while_they_grow_and_the_answer_comes_last(programs: httpx2.Client, engine: Engine) -> None:
