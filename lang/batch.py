@@ -25,7 +25,7 @@ from niwaki.lang.ahead import Ahead
 from niwaki.lang.batch_places import as_one_batch
 from niwaki.lang.behind import Behind, Keep
 from niwaki.runtime.api import ConfigError, NiwakiError, ProgramError
-from niwaki.runtime.api.faults import not_made
+from niwaki.runtime.api.faults import file_fault, file_faults, not_made
 
 if sys.platform != "win32":
     import fcntl
@@ -196,6 +196,7 @@ class Journal:
         OSError: the file cannot be opened.
     """
 
+    @file_faults()
     def __init__(
         self, path: Path, fingerprint: Mapping[str, str], *, restart: bool = False, runs_failed: bool = False
     ) -> None:
@@ -223,6 +224,7 @@ class Journal:
             self.close()
             raise
 
+    @file_faults()
     def begin(self) -> None:
         """Cut off what is not kept (a half line; with restart everything) and write the sidecar."""
         self._is_unused = False
@@ -293,16 +295,18 @@ class Journal:
         except OSError as error:
             self._cut_off_half_line()
             error.filename = str(self.path)  # else nobody is told which file it was
-            raise
+            raise file_fault(error) from None
         self._end += len(line)
         self.num_done += 1
 
+    @file_faults()
     def finish(self) -> None:
         """Every row of the input is written: sync, and say so in the sidecar."""
         if self.is_resumable:
             self._sync()
             self._write_meta(finished=True)
 
+    @file_faults()
     def close(self) -> None:
         """Sync what is written and give the file free. Closing twice is allowed."""
         if self._fd < 0:

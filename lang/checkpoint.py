@@ -24,6 +24,7 @@ from niwaki.lang.retry import Wording, opened_journal
 from niwaki.lang.state import State
 from niwaki.runtime import api
 from niwaki.runtime.api import ConfigError, EngineStopped, NiwakiError, ProgramError
+from niwaki.runtime.api.faults import path_of
 
 RowT = TypeVar("RowT")
 StoredRow: TypeAlias = Mapping[str, object]
@@ -34,7 +35,9 @@ WORDING: Final = Wording("retry_failed=True", "give at least {count} rows")
 
 
 def check_checkpoint(path: str | Path | None, *, retry_failed: bool) -> None:
-    """Raises ConfigError: rows are to run again of a file that nobody names."""
+    """Raises ConfigError: this is no path, or rows are to run again of a file that nobody names."""
+    if path is not None:
+        path_of("checkpoint", path)
     if retry_failed and path is None:
         raise ConfigError("retry_failed runs the failed rows of a checkpoint again: name its file with checkpoint=...")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias, overload
 from niwaki.kernels.compile_notice import announce_compiling
 from niwaki.kernels.compile_time import on_compiling
 from niwaki.runtime.api import ProgramError, RequestError, SamplingOptions
+from niwaki.runtime.api.faults import file_faults, path_of
 from niwaki.runtime.api.names import ATTRIBUTES, hint
 from niwaki.runtime.api.readiness import readiness
 from niwaki.runtime.host.exits import let_daemons_go_silently
@@ -329,9 +330,10 @@ class Engine:
         Returns the number of tokens. Nothing else runs meanwhile. After an error the file is as it was before.
 
         Raises:
-            OSError: the file cannot be written.
+            NiwakiError: the file cannot be written. It is an OSError, too.
         """
-        return self.backend.save_cache(Path(path), self._loaded.layout)
+        with file_faults():
+            return self.backend.save_cache(path_of("the saved cache", path), self._loaded.layout)
 
     def load_cache(self, path: str | Path) -> int:
         """Take up a cache that `save_cache` wrote, as far as the pool has free pages. Returns the number of tokens.
@@ -340,9 +342,10 @@ class Engine:
 
         Raises:
             ConfigError: the file is not a saved cache, or one of another model, dtype or page size.
-            OSError: the file cannot be read.
+            NiwakiError: the file cannot be read. It is an OSError, too.
         """
-        return self.backend.load_cache(Path(path), self._loaded.layout)
+        with file_faults():
+            return self.backend.load_cache(path_of("the saved cache", path), self._loaded.layout)
 
     def get_server_info(self) -> dict[str, object]:
         """The model, and the engine's settings as they are in effect."""

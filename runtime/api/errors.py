@@ -63,3 +63,19 @@ class UnknownVariable(ProgramError, KeyError):
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+class FileFault(NiwakiError, OSError):
+    """A file cannot be read or written. To users a NiwakiError, and an OSError with its `errno` and `filename`."""
+
+
+class MissingFile(FileFault, FileNotFoundError):
+    """The same, of a file or a folder that is not there."""
+
+
+class FolderInPlace(FileFault, IsADirectoryError):
+    """The same, where a folder has the file's name."""
+
+
+class ForbiddenFile(FileFault, PermissionError):
+    """The same, where this user may not."""

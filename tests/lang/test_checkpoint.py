@@ -63,6 +63,29 @@ def test_a_run_that_is_started_again_gives_the_same_results_and_runs_nothing(tmp
     assert shown(again) == [{"twice": 0}, {"twice": 2}, {"twice": 4}, "ProgramError: ValueError: three", {"twice": 8}]
 
 
+@pytest.mark.parametrize("path", [5, b"out.jsonl", "", True])
+def test_what_is_no_path_is_refused_before_anything_runs(path: object) -> None:
+    @nw.function
+    def never(s: State, text: str) -> None:
+        raise AssertionError
+
+    for run in (never.run_batch, never.arun_batch):
+        with pytest.raises(nw.ConfigError, match="checkpoint is the path of a file, a str or a Path; got"):
+            run([{"text": "a"}], checkpoint=path)  # type: ignore[call-overload]  # that is the point
+
+
+def test_a_file_that_cannot_be_written_is_one_of_niwakis_errors_and_the_systems(tmp_path: Path) -> None:
+    @nw.function
+    def never(s: State, text: str) -> None:
+        raise AssertionError
+
+    for path, kind in ((tmp_path / "nowhere" / "out.jsonl", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(kind) as caught:
+            never.run_batch([{"text": "a"}], checkpoint=path)
+        assert issubclass(caught.type, nw.NiwakiError)
+        assert caught.value.filename == str(path)
+
+
 def test_an_error_of_ours_comes_back_as_its_class(tmp_path: Path) -> None:
     @nw.function
     def f(s: State, n: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niwaki.runtime.api import ConfigError
+from niwaki.runtime.api import ConfigError, NiwakiError
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.forward.runner import Runner
 from niwaki.runtime.kv.cache_file import CacheWriter, Layout, SavedPath, read_cache
@@ -104,6 +105,19 @@ def test_what_is_no_file_is_not_replaced_by_one_and_a_link_leads_to_it(folder: P
         assert engine.save_cache(tmp_path / "link") == engine.save_cache(tmp_path / "kept") > 0
         assert (tmp_path / "link").is_symlink()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "link", "pipe"]
+
+
+def test_a_file_that_cannot_be_used_is_one_of_niwakis_errors_and_the_systems(folder: Path, tmp_path: Path) -> None:
+    with Engine(folder, kv_tokens=256) as engine:
+        for use in (engine.save_cache, engine.load_cache):
+            with pytest.raises(NiwakiError, match=r"there is no folder|No such file") as caught:
+                use(tmp_path / "nowhere" / "cache")
+            assert isinstance(caught.value, FileNotFoundError)
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "nowhere" / "cache"))
+            with pytest.raises(NiwakiError, match="directory"):
+                use(tmp_path)
+            with pytest.raises(ConfigError, match=r"the path of a file, a str or a Path; got 5"):
+                use(5)  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_file(
