@@ -42,7 +42,7 @@ class EngineConfig:
     tree_attention: bool = True  # read keys that rows share once a step, where that pays
     deterministic: bool = False  # give a request the same bits whatever runs beside it; slower
     force_tokens: bool = True  # write what a constraint determines without asking the model
-    draft_tokens: int = 16  # tokens that are guessed at once where the text repeats itself; 0: none
+    draft_tokens: int = 15  # tokens that are guessed at once where the text repeats itself; 0: none
     seed: int | None = None  # from which requests without a seed are given one; None: at random
 
     def __post_init__(self) -> None:
