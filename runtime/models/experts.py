@@ -53,7 +53,7 @@ class SharedExpert:
             return added.tensor
         share = x.tensor.new_empty((len(x.tensor), 1))
         self.gate.forward(x, Operand.of(share))
-        return added.tensor.float() * share.float().sigmoid()
+        return added.tensor.float() * _sigmoid(share.float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,10 @@ class Router:
             self.ops.linear(x, self.weight, self.bias, Operand.of(scores))
             weights, chosen = self.ops.route(scores, rule.per_token, renormalise=rule.renormalise)
             return weights * rule.scale if rule.scale != 1.0 else weights, chosen
-        products = torch.mm(x.tensor.float(), self.weight.tensor.float().t())
-        scores = products.sigmoid() if rule.score == "sigmoid" else products.softmax(-1)
+        products = torch.empty((len(x.tensor), rule.count), device=x.tensor.device)
+        wide = Operand.of(x.tensor.float()), Operand.of(self.weight.tensor.float())
+        self.ops.linear(*wide, None, Operand.of(products))
+        scores = _sigmoid(products) if rule.score == "sigmoid" else products.softmax(-1)
         compared = scores if self.correction is None else scores + self.correction
         chosen = self._in_best_groups(compared).topk(rule.per_token, -1).indices
         weights = scores.gather(1, chosen)
@@ -155,6 +157,12 @@ class FusedSparseMlp:
         self.fused(rows, weights, chosen, self.gate_up, self.gate, self.down, b.delta.tensor)
         if self.shared is not None:
             b.delta.tensor.add_(self.shared.run(x))
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """torch's own rounds the last few numbers of a tensor otherwise than those before: a row of it would depend on how
+    many there are."""
+    return 1 / (1 + torch.exp(-x))
 
 
 def read_experts(ops: Ops, gate: Gate, config: ModelConfig, rule: Experts, prefix: str, read: Source) -> Mlp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -108,7 +108,18 @@ def test_threads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found[0] == found[1]
 
 
-def test_experts_are_chosen_and_mixed_alike() -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"shared_width": 64},
+        {"score": "sigmoid", "has_correction": True, "shared_width": 64, "is_shared_gated": False},
+        {"score": "sigmoid", "weighs_input": True},
+        {"has_correction": True, "groups": 3, "groups_per_token": 2},
+    ],
+    ids=["a softmax", "sigmoids and a correction", "sigmoids of what is read", "groups"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_are_chosen_and_mixed_alike(rule: dict[str, Any], dtype: Literal["float32", "bfloat16"]) -> None:
     config = ModelConfig(
         vocab_size=200,
         num_layers=2,
@@ -118,12 +129,13 @@ def test_experts_are_chosen_and_mixed_alike() -> None:
         num_kv_heads=2,
         head_dim=16,
         context_length=256,
-        experts=Experts(count=4, per_token=2, width=96, renormalise=True, shared_width=64),
+        dtype=dtype,
+        experts=Experts(count=6, per_token=2, width=96, renormalise=True, **rule),
         layers=(LayerKind(is_sparse=True),) * 2,
     )
     draw = np.random.default_rng(4)
-    rows = [Row(draw.integers(0, 200, n).astype(np.int32), 0, [i], n) for i, n in enumerate((1, 9, 16, 3))]
-    made = Runner.random(config, num_pages=4, tree_attention=False, ops=FixedOps())
+    rows = [Row(draw.integers(0, 200, n).astype(np.int32), 0, [i], n) for i, n in enumerate((1, 9, 16, 3, 1, 7))]
+    made = Runner.random(config, num_pages=len(rows), tree_attention=False, ops=FixedOps())
     together = made.forward(rows)
     assert torch.equal(together, torch.cat([made.forward([row]) for row in rows]))
 
