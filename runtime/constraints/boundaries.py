@@ -7,11 +7,12 @@ the tokens that all of them begin with are settled. Knows bytes and token ids; n
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -29,6 +30,9 @@ KNOWN_ENDS: Final = 2048
 # Single characters that may follow: tokenizers tell classes of characters apart, and name some by themselves.
 ASCII_PROBES: Final = frozenset(b"aAz09 \n\t'\"-_.,:;/\\(){}[]<@$!")
 BEYOND_ASCII: Final = "éаก東🙂"
+
+# The bytes around the begin of a word, and one more of it: a letter or digit behind a space, or a space before one.
+_WORD_BEGINS: Final = re.compile(rb"(?=([\s][0-9A-Za-z]|[^\s\xff] (?=[0-9A-Za-z])))")
 
 Encoder = Callable[[str], Sequence[int]]
 
@@ -166,11 +170,12 @@ class Boundaries:
         if not follow:
             return TextEnd(len(text), ())
         ends = self._ends_of(own)
-        skipped = next((end for end in reversed(ends) if len(text) - end >= WINDOW_BYTES), 0)
+        skipped = self._begin_of_last_word(text, ends)
+        skipped = skipped or next((end for end in reversed(ends) if len(text) - end >= WINDOW_BYTES), 0)
         if skipped:  # what stands so far before the end plays no part, where the tokenizer cuts the rest alike
             rest = self._tokens(text[skipped:])
             if rest is not None and rest == own[ends.index(skipped) + 1 :]:
-                end = self._found_end(text[skipped:], follow)
+                end = self._ends(text[skipped:], follow)
                 return TextEnd(skipped + end.settled, tuple(skipped + place for place in end.crossings))
         settled = len(text)
         known = text.decode()
@@ -201,6 +206,20 @@ class Boundaries:
             if any(self._cuts_at(tokens, place, len(text)) for tokens in others):
                 crossings.append(place)
         return TextEnd(settled, tuple(crossings))
+
+    def _begin_of_last_word(self, text: bytes, ends: Sequence[int]) -> int:
+        """The last place where a word begins that no token of the vocabulary reaches over. So whatever follows, both
+        sides are cut by themselves, and texts whose last words are alike are looked at once. 0: there is none."""
+        for found in reversed(list(_WORD_BEGINS.finditer(text))):
+            place = found.start() + 1
+            if found[1] not in self._joined_bytes and place in ends:
+                return place
+        return 0
+
+    @cached_property
+    def _joined_bytes(self) -> frozenset[bytes]:
+        """The pairs of bytes at which a word may begin that stand inside of tokens."""
+        return frozenset(found[1] for found in _WORD_BEGINS.finditer(b"\xff".join(self._vocabulary.sorted_texts)))
 
     def _extensions(self, end: bytes, allowed: AbstractSet[int] | None) -> list[bytes]:
         """What tokens that begin with `end` write behind it, where its first byte is allowed; None: each is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.constraints import Vocabulary
 from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.healing import Healing
+from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.engine import Engine
 from tests.benchmarks.bench_healing import agreement
 from tests.toy import make_model
@@ -63,6 +64,50 @@ def test_what_may_change_is_taken_back_and_its_text_stays(engine: Engine) -> Non
             over = healing.accept(token_id)
         assert written == unsettled.text + over
     assert healed > 20
+
+
+class LookedAtWhole(Boundaries):
+    """Without what is known of places that no token reaches over."""
+
+    def _begin_of_last_word(self, text: bytes, ends: Sequence[int]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("name", ["bundled", "toy"])
+def test_an_end_is_looked_at_from_its_last_word_on_as_if_it_was_looked_at_whole(name: str, engine: Engine) -> None:
+    tokenizer = engine.tokenizer if name == "toy" else Tokenizer(bundled.MODEL_DIR)
+    vocabulary = Vocabulary(tokenizer.token_bytes, {1})
+    ours, whole = Boundaries(vocabulary, tokenizer.plain_ids), LookedAtWhole(vocabulary, tokenizer.plain_ids)
+    draw = random.Random(8)
+    mixed = "Zoë's 12.5 km:\n\nname: 東京 🙂\t(x) -> don't\r\nA:"
+    text = " ".join(WEB) + (DOCS / "why.md").read_text("utf-8") + mixed * 9
+    for _ in range(80):
+        end = draw.randrange(20, len(text))
+        prompt = text[end - 20 : end]
+        ids = tokenizer.plain_ids(prompt)
+        assert ours.unsettled(ids, 0) == whole.unsettled(ids, 0), prompt
+        for follow in (ANY_BYTE, b"abc", b" \n"):
+            forced = Forced(prompt.encode(), follow)
+            assert ours.tokens_of((), forced) == whole.tokens_of((), forced), prompt
+
+
+def test_prompts_that_end_in_the_same_words_are_looked_at_once() -> None:
+    tokenizer = Tokenizer(bundled.MODEL_DIR)
+    num_encoded = 0
+
+    def encode(text: str) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += 1
+        return tokenizer.plain_ids(text)
+
+    boundaries = Boundaries(Vocabulary(tokenizer.token_bytes, {1}), encode)
+    counts = []
+    for text in ("I loved it.", "Never again!", "Not for 12 euros.", "So-so"):
+        num_encoded = 0
+        boundaries.unsettled(tokenizer.plain_ids(f"{text}\nLabel: "), 0)
+        counts.append(num_encoded)
+    assert counts[0] > 30
+    assert max(counts[1:]) < 8
 
 
 def test_a_prompt_cut_inside_a_token_goes_on_as_if_it_was_not() -> None:
