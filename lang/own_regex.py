@@ -14,7 +14,8 @@ from typing import Final
 
 # An escape, a set in brackets, a comment, the beginning of a group with a name.
 _ESCAPE: Final = r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU]\{[^}]*\}|.)"
-_PIECES: Final = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|\(\?\#[^)]*\)|\(\?<(?![=!])[^>]*>", re.DOTALL)
+_COMMENT: Final = r"\(\?\#(?:\\.|[^)\\])*\)"
+_PIECES: Final = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:{_ESCAPE}|[^\]\\])*\]|{_COMMENT}|\(\?<(?![=!])[^>]*>", re.DOTALL)
 _MEMBERS: Final = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
 _HAS_PROPERTY: Final = re.compile(r"(?:[^\\]|\\[^pP])*\\[pP]", re.DOTALL)
 _NO_FIXED_LENGTH: Final = "look-behind requires fixed-width pattern"  # the last of its checks: the rest is right

@@ -151,7 +151,9 @@ class Parser:
     def pass_comments(self) -> None:
         """(?#...), of which a repeat behind it knows nothing."""
         while self.take("(?#"):
-            self.until(")", "missing ')'")
+            comment = self.until(")", "missing ')'")
+            if (len(comment) - len(comment.rstrip("\\"))) % 2:
+                self.fail("a comment that ends in a backslash goes on behind it in Python", self.at - 1)
 
     def bounds(self) -> tuple[int, int | None] | None:
         """The repeat that stands here: * + ? {m} {m,} {,n} {m,n}. A brace before anything else is a brace."""

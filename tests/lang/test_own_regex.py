@@ -83,6 +83,7 @@ def test_a_fault_beside_it_is_told_at_its_place(pattern: str, place: int, reason
         (r"[^--/]+", "0", "."),
         (r"(?#[)a[b]", "ab", "a[b]"),
         (r"(?#(?<)[|]", "|", "["),
+        (r"(?#a\)[)b", "b", "[b"),
     ],
 )
 def test_a_scripted_answer_is_held_to_it(pattern: str, matching: str, other: str) -> None:

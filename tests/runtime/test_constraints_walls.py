@@ -59,6 +59,7 @@ def compiler() -> Iterator[ConstraintCompiler]:
         ("a**", "regex 'a**' is not valid at 3: a repeat of a repeat needs a group"),
         ("a{2}{3}", "a repeat of a repeat needs a group"),
         ("a++", "regex 'a++' is not valid at 3: possessive repeats are not supported"),
+        ("(?#\\\\)a(?#b\\)c", r"is not valid at 13: a comment that ends in a backslash goes on behind it in Python"),
         ("a{5,2}", "regex 'a{5,2}' is not valid at 2: the repeat {5,2} ends below its start"),
         ("a{12345678}", "the count '12345678' is too large"),
         ("^*", "regex '^*' is not valid at 1: an anchor cannot be repeated"),
