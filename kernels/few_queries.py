@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -19,7 +20,7 @@ from numba.extending import intrinsic
 from niwaki.kernels.operand import Array
 from niwaki.kernels.partial import Float32s
 from niwaki.kernels.segments import Int64s
-from niwaki.kernels.simd import FLOATS, INTS, LANES, VECTOR, Vector
+from niwaki.kernels.simd import FLOATS, INTS, LANES, VECTOR, Vector, in_all_lanes
 from niwaki.kernels.simd_memory import ask_for, element_pointer
 from niwaki.kernels.vector_tiles import LINE, LONG, POINTER, WORD, function_of, multiplies_pairs
 
@@ -154,8 +155,21 @@ def _store_rest(typing, array, index, a, b):
     return types.void(array, index, VECTOR, VECTOR), generate
 
 
+@intrinsic
+def _two_keys(typing, key):
+    """`key` in the first REST lanes, the next one in the others."""
+    ahead = [0.0] * REST + [1.0] * (LANES - REST)
+
+    def generate(context, builder, signature, args):
+        first = context.cast(builder, args[0], signature.args[0], types.float32)
+        return builder.fadd(in_all_lanes(builder, first), ir.Constant(FLOATS, ahead))
+
+    return VECTOR(key), generate
+
+
 Adding = Callable[
     [Float32s, int, int, Float32s, int, int, Float32s, int, int, int, Array, Array, Int64s, int, int], None
 ]
 add_to_few = cast("Adding", _add_to_few)
+two_keys = cast("Callable[[np.float32], Vector]", _two_keys)
 store_rest = cast("Callable[[Array, int, Vector, Vector], None]", _store_rest)

@@ -7,6 +7,9 @@ one word of a key serves both groups. Eight queries or fewer that are left take 
     weights = 2^(scores - top)                        top [queries], in units of ln 2
     mixed [columns, queries] = mixed + values^T weights
 
+Of eight queries or fewer a vector holds the scores of two keys, and what is mixed is [queries, columns], with columns
+in the lanes (few_queries.py): bit for bit the same sums.
+
 A query's `top` is the highest score of a block before, and rises where a block's weights, seen from it, sum to more
 than MOST; then what was summed before is rescaled (as in stack_in_lanes.py, of which are the powers of two, too, good
 to 9e-5). Only the values of a block are laid out anew, those of two keys into each other. Blocks and what hidden keys
@@ -22,9 +25,11 @@ version before, which asked for a block at once, looked for the highest score of
 tokens 0.96, 0.94, 0.95 and 0.99. Of the time of 15 tokens of niwaki-tiny, keys near, products take 0.78 (their limit is
 0.73), weights took 0.14, laying values out 0.04 and asking 0.03.
 
-Half of the lanes, the same in turn with all of them, keys near and out of memory (medians of 11; niwaki-tiny, two
-queries a token): 4 tokens take 0.74 and 0.85 of the time, 10 tokens 0.84 and 0.83, 17 tokens 0.89 and 0.91, 20 tokens
-0.89 and 0.88, 33 tokens 0.94 and 0.92.
+Half of the lanes for the scores of a rest, the same in turn with all of them, keys near and out of memory (medians of
+11; niwaki-tiny, two queries a token): 4 tokens take 0.74 and 0.85 of the time, 10 tokens 0.84 and 0.83, 17 tokens 0.89
+and 0.91, 20 tokens 0.89 and 0.88, 33 tokens 0.94 and 0.92. Two keys in a vector and columns in the lanes, in turn with
+half of the lanes for all of it (medians of 21 and 25): 3 tokens take 0.82 to 0.88, 4 tokens 0.89 to 0.95, 10 tokens
+0.90 and 0.84, 17 tokens 0.90 to 0.92 and 0.91 to 0.93, 20 tokens 0.96 to 1.01, 33 tokens 0.94 to 0.95.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ import math
 
 import numpy as np
 
-from niwaki.kernels.few_queries import AT_ONCE, COLUMNS, REST, add_to_few, store_rest
+from niwaki.kernels.few_queries import AT_ONCE, COLUMNS, REST, add_to_few, store_rest, two_keys
 from niwaki.kernels.jit import jit
 from niwaki.kernels.numeric import exp_f32
 from niwaki.kernels.operand import Array
@@ -127,13 +132,12 @@ def attend_by_pairs(
     # [two blocks of queries, keys, queries], and of a rest [keys, REST queries]; then the same by pairs of keys
     scores = np.empty(2 * SCORES + LANES, np.float32)
     weights = np.empty(2 * PAIRS * LANES + LANES, np.float32)
-    second = np.zeros(LANES, np.float32)  # of two keys side by side: how far each is behind the first
-    second[REST:] = np.float32(1.0)
     gathered, turned = np.empty(TILE, np.float32), np.empty(head_dim * LANES, np.float32)
     asked0, mixed0, values0 = aligned(asked), aligned(mixed), aligned(values)
     scores0, weights0 = aligned(scores), aligned(weights)
-    asks = np.zeros(RUNS, np.int64)  # where columns of those of the next begin, which are asked for with a rest alone
-    at = np.zeros(2 * RUNS, np.int64)  # where the runs of the block of keys begin in the pool, and those of the next
+    # Where the runs of the block of keys begin in the pool, those of the next, and columns of these, which are asked
+    # for with a rest alone.
+    at = np.zeros(3 * RUNS, np.int64)
     reach = np.empty((blocks, 4), np.int64)  # of a block of queries: the lowest and highest of `low`, and of `high`
     # Of each query, for the first of the group's heads in q, among all [tokens, heads], and in out.
     source, line_of, target_of = np.empty(queries, np.int64), np.empty(queries, np.int64), np.empty(queries, np.int64)
@@ -248,7 +252,7 @@ def attend_by_pairs(
                         if reach[block, 1] > first or reach[block, 2] < first + BLOCK or last < first + BLOCK:
                             lowest, past = load16(low, line), load16(high, line)
                             for j in range(halves * RUN):
-                                keys_there = add(splat(np.float32(first + 2 * j)), load16(second, 0))
+                                keys_there = two_keys(np.float32(first + 2 * j))
                                 score = where_less(keys_there, past, load16(scores, scores0 + j * LANES), hidden)
                                 score = where_less(keys_there, lowest, hidden, score)
                                 store16(scores, scores0 + j * LANES, score)
@@ -265,11 +269,11 @@ def attend_by_pairs(
                             gap = width if block == 0 and part == 0 else 0
                             for c in range(0, head_dim, COLUMNS):
                                 for run in range(RUNS):
-                                    asks[run] = at[RUNS + run] + own * head_dim + c
+                                    at[2 * RUNS + run] = at[RUNS + run] + own * head_dim + c
                                 add_to_few(
                                     mixed, sums + r * head_dim + c, head_dim, values, pairs + c,
-                                    num_heads * head_dim, weights, weights0 + r, halves * RUN, behind - r, k, v, asks,
-                                    0, gap
+                                    num_heads * head_dim, weights, weights0 + r, halves * RUN, behind - r, k, v, at,
+                                    2 * RUNS, gap
                                 )  # fmt: skip
                         continue
                     for side in range(sides):
@@ -405,7 +409,8 @@ def _powers(
 @jit()
 def _weigh_rest(
     scores: Float32s, scores0: int, halves: int, factor: Vector, is_first: bool, highest: Float32s, total: Float32s,
-    line: int, weights: Float32s, weights0: int, mixed: Float32s, mixed0: int, count: int, columns: int, scratch: Float32s,
+    line: int, weights: Float32s, weights0: int, mixed: Float32s, mixed0: int, count: int, columns: int,
+    scratch: Float32s,
 ) -> None:  # fmt: skip
     """As `_weigh`, of at most REST queries, of which a vector holds the scores of two keys, and whose sums lie by
     columns: bit for bit the same."""

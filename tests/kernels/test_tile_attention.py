@@ -141,17 +141,37 @@ def test_a_rows_result_does_not_depend_on_where_it_was_cut(tokens: int, cuts: li
     assert torch.equal(whole, pieces(cuts))
 
 
+@pytest.mark.parametrize("rule", [PLAIN, AttentionRule(window=100, soft_cap=3.0), RULES[-1]], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 13])
-def test_queries_at_the_end_of_a_stack_get_what_they_get_inside_one(count: int, head_dim: int) -> None:
-    # Of three heads a key: 3 to 39 queries, the last of which may fill less than half of a block.
-    used, start = list(range(20)), 300
-    keys, values = (Operand.of(pool) for pool in pools_of(5, 16, 2, head_dim, used))
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 11, 13])
+def test_queries_at_the_end_of_a_stack_get_what_they_get_inside_one(
+    count: int, group: int, head_dim: int, rule: AttentionRule
+) -> None:
+    # 1 to 39 queries, the last of which may fill less than half of a block: any number of them. Scores rise by steps.
+    used, start, kv_heads = list(range(20)), 300, 6 // group
+    keys, values = pools_of(5, 16, kv_heads, head_dim, used)
+    keys[used] *= torch.linspace(0.01, 20, 20).view(-1, 1, 1, 1)
     q = torch.randn((16, 6, head_dim), generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
     outs = [torch.empty_like(q), torch.empty_like(q)]
     for out, tokens in zip(outs, (16, count), strict=True):
-        attend(q, keys, values, [PrefillRow(0, tokens, start, np.array(used, np.int32))], out)
+        row = PrefillRow(0, tokens, start, np.array(used, np.int32))
+        attend(q, Operand.of(keys), Operand.of(values), [row], out, rule)
     assert torch.equal(outs[0][:count], outs[1][:count])
+
+
+@pytest.mark.parametrize("count", [3, 7, 11])
+def test_a_segments_part_is_the_same_for_few_queries_and_many(count: int) -> None:
+    keys, values = (Operand.of(pool) for pool in pools_of(6, 16, 2, 64, list(range(20))))
+    q = array_of(Operand.of(torch.randn((16, 6, 64), generator=torch.Generator().manual_seed(8)).to(torch.bfloat16)))
+    pages = np.random.default_rng(2).permutation(20).astype(np.int32)
+    parts = []
+    for tokens in (16, count):
+        numbers = np.arange(tokens, dtype=np.int32)
+        segments = [Segment(pages[:7], numbers, 0), Segment(pages[7:], numbers, 7 * 16)]
+        parts.append(tile_segments(q, array_of(keys), array_of(values), segments, PLAIN))
+    assert np.array_equal(parts[0].mixed[:count], parts[1].mixed[:count])
+    assert np.array_equal(parts[0].lse[:count], parts[1].lse[:count])
 
 
 def test_two_threads_do_as_one_does() -> None:
