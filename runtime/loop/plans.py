@@ -8,8 +8,11 @@ import msgspec
 
 from niwaki.runtime.options.limits import TokenIds
 
-# Whoever has waited longest, and at least so many steps, goes before any longer prefix match of its priority: one every
-# so many steps. All at once, they would drive out of a short pool what the others are about to continue.
+# In a short pool whoever has waited longest goes before any longer prefix match of its priority, one at a time: all at
+# once, they would drive out what the others are about to continue. It is his turn when so many times the tokens that he
+# brings were admitted since the last one, so that of all tokens a fifteenth is admitted in order of arrival;
+AGED_TOKENS = 14
+# or when he has waited for so many steps, and nobody had such a turn in them: a long text among short ones.
 AGED_STEPS = 64
 
 
@@ -67,7 +70,9 @@ class Room(msgspec.Struct, frozen=True, gc=False):
     step: int = 0  # the number of this one
     now: float = 0.0  # seconds
     shares_prefixes: bool = True  # off: the prefix cache is, and nobody waits for what another computes
+    num_pages: int = 0  # of the pool; 0: not known, and it counts as short
     since_aged: int = AGED_STEPS  # steps since one was last admitted for its long wait (`Plan.aged`)
+    tokens_since_aged: int = 0  # that were admitted since, with what is kept free for their growth
     max_prompt_tokens: int | None = None  # of a step's, in rows of prefills and admissions; None: all that is left
     keys_per_token: float | None = None  # as `memory.keys_per_token`: how much fewer these are behind others
     max_lower_tokens: int | None = None  # the same, of those below priority `highest`

@@ -19,6 +19,7 @@ from niwaki.runtime.forward.runner import Row
 from niwaki.runtime.kv.kv_pages import KVPages
 from niwaki.runtime.loop import fairness, plans, scheduler
 from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.filling import growth_tokens
 from niwaki.runtime.loop.waiting_line import WaitingLine
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.limits import TokenIds
@@ -61,6 +62,7 @@ class Roster:
         self._counters = counters
         self._policy: scheduler.Policy = "fcfs" if config.schedule_policy == "fcfs" else "lpm"
         self._since_aged = plans.AGED_STEPS
+        self._tokens_since_aged = 0
         self._num_steps = 0  # of those who wait: that of each would be a thousand numbers to count up in every step
         self._read_until = 0.0
         # Whether somebody may read the stream of one who waits; where not, nobody does until `Generation.num_read` is
@@ -84,7 +86,9 @@ class Roster:
             max_prompt_tokens=self._prompt_tokens(now),
             keys_per_token=self._keys_per_token,
             shares_prefixes=self._config.enable_prefix_cache,
+            num_pages=self._cache.num_pages,
             since_aged=self._since_aged,
+            tokens_since_aged=self._tokens_since_aged,
             step=self._num_steps,
             now=now,
         )
@@ -180,9 +184,15 @@ class Roster:
         """Preempt, admit, and give every row its pages."""
         for request_id in plan.preempt:
             self.preempt(self.running[request_id])
-        self._since_aged = 0 if plan.aged is not None else self._since_aged + 1
+        self._since_aged += 1
+        if plan.aged is not None:
+            self._since_aged = self._tokens_since_aged = 0
         for request_id in plan.admit:
-            self._admit(self.waiting.find(request_id))
+            request = self.waiting.find(request_id)
+            if request_id != plan.aged:
+                growth = growth_tokens(request.remaining_new, self._config.page_size)
+                self._tokens_since_aged += request.num_to_compute + growth
+            self._admit(request)
         self._num_steps += 1
         now = time.perf_counter()
         has_row = {step.id for step in plan.rows}

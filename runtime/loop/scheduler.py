@@ -19,20 +19,28 @@ from msgspec.structs import replace
 
 from niwaki.runtime.loop.common import Heads, Prefilling
 from niwaki.runtime.loop.fairness import Claim, over_share, owner_of
-from niwaki.runtime.loop.filling import Step, expected_pages, growth_tokens, missing_pages, pages_for
-from niwaki.runtime.loop.plans import AGED_STEPS, Plan, Room, Running, Waiting
+from niwaki.runtime.loop.filling import GROWTH_SHARE, Step, expected_pages, growth_tokens, missing_pages, pages_for
+from niwaki.runtime.loop.plans import AGED_STEPS, AGED_TOKENS, Plan, Room, Running, Waiting
 
 Policy = Literal["lpm", "fcfs"]
 
 _PRIORITY = attrgetter("priority")
 _NUM_CACHED = attrgetter("num_cached")
 _WAITS_FROM = attrgetter("waits_from")
+_FIRST_STEP = attrgetter("first_step")
+_IDS = attrgetter("ids")
+_MAX_NEW_TOKENS = attrgetter("max_new_tokens")
+_NUM_LOCKED_PAGES = attrgetter("num_locked_pages")
 
 # For every so many seconds without a row a request counts as one priority higher: nothing waits for ever. Of a small
 # model 1,024 steps are some four seconds, and behind whoever had waited for so many what was urgent stood in line.
 PRIORITY_SECONDS = 30.0
 # So many of them find places of lower ones in one step: each is a plan of its own.
 MOST_URGENT = 4
+# Where all who run and wait take no more than this share of the pool, it has room for what they come back with as well.
+# At 1/2, W4's agents with answers of 64 tokens opened more conversations than the pool could hold to their ends, and
+# 2 % fewer tokens were found; at 2/5 none.
+ROOMY = 0.4
 # Who has this many times less to compute than the prefill that is under way need not wait for its end.
 MUCH_LESS = 4
 
@@ -246,8 +254,7 @@ def _filled(
             higher = [one for one in urgent if _gives_way(request, one)]
             leaving = passing.num_kept + sum(step.work_of(_num_found(one), _num_new(one)) for one in higher)
         step.add_running(request, leaving=leaving)
-    aged = _aged(waiting, room) if policy == "lpm" else None
-    line = _in_order(waiting, running, step.slots_left, room, policy, aged, passing.admit)
+    line, aged = _in_order(waiting, running, step, room, policy, passing.admit)
     admitted = _admit(line, running, step, policy, aged, under_way)
     if long is not None and passing.num_kept:
         step.lengthen(long)  # by what was kept for some who were not admitted after all
@@ -386,40 +393,72 @@ def _admit(
     return tuple(admitted)
 
 
-def _aged(waiting: Sequence[Waiting], room: Room) -> int | None:
-    """Whose turn it is for its long wait: of the highest priority, who waited longest. None while nobody's is."""
-    if room.since_aged < AGED_STEPS:
-        return None
-    latest = room.step - AGED_STEPS
-    old = [request for request in waiting if request.first_step <= latest]
-    return max(old, key=lambda request: (_rank_of(request, room), -request.first_step)).id if old else None
+def _short_from(waiting: Sequence[Waiting], step: Step, room: Room) -> int | None:
+    """From which priority on downwards the pool is short: where those who run and those who wait, of this and higher
+    ones, take more than ROOMY of it with their growth. None: of no priority, so whoever goes first, the others still
+    find what is cached of theirs."""
+    left = ROOMY * room.num_pages - (room.num_pages - step.free_pages + step.promised_pages)
+    priorities: set[int] = set(map(_PRIORITY, waiting))
+    for priority in sorted(priorities, reverse=True):
+        alike = waiting if len(priorities) == 1 else [each for each in waiting if each.priority == priority]
+        num_tokens = sum(map(len, map(_IDS, alike))) + GROWTH_SHARE * sum(map(_MAX_NEW_TOKENS, alike))
+        left -= num_tokens / room.page_size + len(alike) - sum(map(_NUM_LOCKED_PAGES, alike))
+        if left < 0 or not room.num_pages:
+            return priority
+    return None
+
+
+def _aged(waiting: Sequence[Waiting], room: Room, short: int, *, are_equal: bool) -> int | None:
+    """Whose turn it is for its long wait: of the highest priority, who waited longest. None while it is not his, and
+    where no prefix goes before him."""
+    if are_equal:
+        oldest = min(waiting, key=_FIRST_STEP)
+    else:
+        oldest = max(waiting, key=lambda request: (_rank_of(request, room), -request.first_step))
+        if oldest.priority > short:
+            return None
+    num_new = _num_new(oldest) + growth_tokens(oldest.max_new_tokens, room.page_size)
+    is_old = room.since_aged >= AGED_STEPS and oldest.first_step <= room.step - AGED_STEPS
+    return oldest.id if is_old or room.tokens_since_aged >= AGED_TOKENS * num_new else None
 
 
 def _in_order(
-    waiting: Sequence[Waiting], running: Sequence[Running], slots_left: int, room: Room, policy: Policy,
-    aged: int | None, passing: Collection[int]
-) -> Sequence[Waiting]:  # fmt: skip
-    """Who is considered first. Sorting is stable: equals stay in order of arrival."""
-    if slots_left <= 0 or not waiting:
-        return ()
+    waiting: Sequence[Waiting], running: Sequence[Running], step: Step, room: Room, policy: Policy,
+    passing: Collection[int]
+) -> tuple[Sequence[Waiting], int | None]:  # fmt: skip
+    """Who is considered first, and whose turn it is for its long wait. Sorting is stable: equals stay in order of
+    arrival.
+
+    The longest cached prefix goes first where it might be evicted while it waits. Where there is room for all, an order
+    saves nothing, and who came first goes first.
+    """
+    if step.slots_left <= 0 or not waiting:
+        return (), None
     if policy == "fcfs":
-        return sorted(waiting, key=lambda request: -_rank_of(request, room))
+        return sorted(waiting, key=lambda request: -_rank_of(request, room)), None
+    are_equal = len(set(map(_PRIORITY, waiting))) == 1 and room.now - min(map(_WAITS_FROM, waiting)) < PRIORITY_SECONDS
+    short = _short_from(waiting, step, room)
+    aged = None if short is None else _aged(waiting, room, short, are_equal=are_equal)
+    if short is None:
+        line = list(waiting)
+    elif are_equal:
+        line = sorted(waiting, key=_NUM_CACHED, reverse=True)  # which keeps equals in order, too
+    else:
+        line = sorted(waiting, key=lambda request: -request.num_cached if request.priority <= short else 0)
 
     def place(request: Waiting) -> tuple[int, bool, bool]:
         return -_rank_of(request, room), request.id != aged, request.id not in passing
 
-    line = sorted(waiting, key=_NUM_CACHED, reverse=True)  # which keeps equals in order, too
-    are_equal = len(set(map(_PRIORITY, waiting))) == 1 and room.now - min(map(_WAITS_FROM, waiting)) < PRIORITY_SECONDS
     if not are_equal or aged is not None or passing:
         line.sort(key=place)
     whose = {(each.namespace, each.program) for each in line}
     if len(whose.union((each.namespace, each.program) for each in running)) < 2:
-        return line
+        return line, aged
     claims = [(request.id, _claim(request)) for request in line]
-    over = over_share(claims, map(_claim, running), slots_left + len(running))
+    over = over_share(claims, map(_claim, running), step.slots_left + len(running))
     if over:
         line.sort(key=lambda request: _behind_shares(request, request.id in over, room, aged))
-    return line
+    return line, aged
 
 
 def _claim(request: Waiting | Running) -> Claim:

@@ -33,7 +33,7 @@ class EngineConfig:
     max_running_requests: int = 256  # sequences in a step at most; others wait
     chunked_prefill_size: int | None = None  # tokens in a step at most; None: 512 to 2048, on a GPU 2048 to 8192
     streaming_prefill_size: int | None = None  # of them prompts, while a stream is read; None: by model and device
-    schedule_policy: str = "lpm"  # who goes first: the longest cached prefix, or "fcfs": who came first
+    schedule_policy: str = "lpm"  # who goes first: in a short pool the longest cached prefix; "fcfs": who came first
     eviction_policy: str = "lru"  # which leaves of the prefix cache go first: least recently, least often used, ...
     host_cache_bytes: int = 0  # memory for pages that were evicted from the KV cache; 0: none
     disk_cache_dir: str | Path | None = None  # a folder for pages that leave that memory; shared between runs

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from niwaki.radix import TokenIds
-from niwaki.runtime.loop.plans import AGED_STEPS, Room, Row, Running, Waiting
-from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, Policy, next_victim, plan
+from niwaki.runtime.loop.filling import GROWTH_SHARE
+from niwaki.runtime.loop.plans import AGED_STEPS, AGED_TOKENS, Room, Row, Running, Waiting
+from niwaki.runtime.loop.scheduler import PRIORITY_SECONDS, ROOMY, Policy, next_victim, plan
 
 ROOM = Room(free_pages=1000, page_size=16, max_batch_tokens=512, max_running=64)
 
@@ -62,6 +63,43 @@ def test_longest_prefix_match_goes_first_and_fcfs_does_not_care() -> None:
     room = replace(ROOM, max_running=2)
     assert plan(waiting, [], room, "lpm").admit == (2, 1)
     assert plan(waiting, [], room, "fcfs").admit == (0, 1)
+
+
+def test_where_the_pool_has_room_for_all_who_came_first_goes_first() -> None:
+    waiting = [Waiting(i, tokens(i, 400), max_new_tokens=8, num_cached=cached) for i, cached in enumerate((0, 16, 320))]
+    with_growth = (400 + GROWTH_SHARE * 8) / ROOM.page_size + 1  # pages of one, rounded up
+    ample = int(3 * with_growth / ROOMY) + 1
+    room = replace(ROOM, max_running=2, free_pages=ample, num_pages=ample)
+    made = plan(waiting, [], replace(room, since_aged=10**6, tokens_since_aged=10**6))
+    assert (made.admit, made.aged) == ((0, 1), None)
+    short = replace(room, free_pages=ample - 1, num_pages=ample - 1)
+    assert plan(waiting, [], short).admit == (2, 1)
+    assert plan(waiting, [], replace(room, free_pages=ample - 1)).admit == (2, 1), "somebody holds the others"
+    held = [replace(one, num_locked_pages=num_held) for one, num_held in zip(waiting, (0, 1, 20), strict=True)]
+    assert plan(held, [], short).admit == (0, 1), "these are there already"
+    assert plan([replace(one, max_new_tokens=400) for one in waiting], [], room).admit == (2, 1), "they grow"
+
+
+def test_a_lower_priority_makes_the_pool_no_shorter_for_a_higher_one() -> None:
+    low = [Waiting(i, tokens(i, 400), max_new_tokens=8, num_cached=16 * i) for i in range(3)]
+    high = [Waiting(i, tokens(i, 40), max_new_tokens=8, num_cached=16 * (i - 8), priority=1) for i in (8, 9)]
+    room = replace(ROOM, free_pages=60, num_pages=60, max_batch_tokens=2000, max_running=3)
+    assert plan([*low, *high], [], room).admit == (8, 9, 2)
+    assert plan([*low, *high], [], replace(room, free_pages=1000, num_pages=1000)).admit == (8, 9, 0)
+    assert plan([*low, *high], [], replace(room, free_pages=14, num_pages=14)).admit == (9, 8)
+
+
+def test_whose_tokens_are_few_beside_those_that_were_admitted_meanwhile_goes_first() -> None:
+    first = Waiting(1, tokens(1, 100), max_new_tokens=8)
+    others = [Waiting(i, tokens(i, 100), max_new_tokens=8, num_cached=96) for i in (2, 3)]
+    enough = AGED_TOKENS * (100 + 8)
+    room = replace(ROOM, since_aged=0, max_running=2)
+    assert plan([first, *others], [], replace(room, tokens_since_aged=enough - 1)).admit == (2, 3)
+    made = plan([first, *others], [], replace(room, tokens_since_aged=enough))
+    assert (made.admit, made.aged) == ((1, 2), 1)
+    cached = replace(first, num_cached=90)
+    made = plan([cached, *others], [], replace(room, tokens_since_aged=AGED_TOKENS * (10 + 8)))
+    assert (made.admit, made.aged) == ((1, 2), 1), "it brings only what is not cached"
 
 
 def test_who_waited_longest_goes_before_any_match_one_at_a_time() -> None:
