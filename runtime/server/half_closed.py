@@ -44,17 +44,18 @@ class HalfClosedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _look(self, seconds: float, asks_at: float) -> None:
-        """Whether it was reset; ask at this time, and look again behind so many seconds."""
+        """Ask at this time, see whether it was reset, and look again behind so many seconds."""
         if self.cycle.response_complete or self.transport.is_closing():
-            return
-        # Nobody reads from this socket any more, so asyncio would learn of it with the next piece only.
-        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self.transport.abort()
             return
         now = self.loop.time()
         if now >= asks_at:
             asks_at = now + ASK_SECONDS
             self._ask()
+        # Nobody reads from this socket any more, so asyncio would learn of it with the next piece only. On one machine
+        # the reset is there when the question was written.
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
         self._next_look = self.loop.call_later(seconds, self._look, min(2 * seconds, LAST_LOOK_SECONDS), asks_at)
 
     def _ask(self) -> None:
