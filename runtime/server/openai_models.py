@@ -27,10 +27,13 @@ from niwaki.runtime.server.errors import ApiError
 from niwaki.runtime.server.other_servers import ChatFieldsOfOthers, FieldsOfOthers
 from niwaki.runtime.server.tools import MAX_REASONING, MadeCalls, Plan, ToolChoice, Tools, plan_of
 from niwaki.runtime.server.wire import (
+    CacheHint,
     ChoiceTexts,
+    Echoed,
     Name,
     NoMedia,
     Off,
+    On,
     Pattern,
     Prompt,
     Strict,
@@ -184,6 +187,8 @@ class TextPart(Strict):
 
     type: Annotated[Literal["text"], NoMedia]
     text: Text
+    cache_control: CacheHint = None
+    prompt_cache_breakpoint: CacheHint = None
 
 
 class RefusalPart(Strict):
@@ -221,8 +226,10 @@ class ChatMessage(Strict):
     tool_calls: MadeCalls | None = None
     tool_call_id: Name | None = None
     name: Name | None = None  # of who speaks, or of the tool: for templates that write it
-    # told by our own answers; templates know nothing of it
+    # told by our own answers, and by others under its second name; templates know nothing of it
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    parsed: Echoed = None  # of OpenAI's client
     refusal: Text | None = None  # an assistant's, in place of its content
     function_call: Unsupported = None
     audio: Unsupported = None
@@ -253,6 +260,13 @@ class ChatMessage(Strict):
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         calls = tuple(made.call() for made in self.tool_calls or ())
         return Message(role, text, calls, self.tool_call_id or "", self.name or "")
+
+
+class Prediction(Strict):
+    """What the answer may be. It saves time where a service reads it, and changes no answer."""
+
+    type: Literal["content"]
+    content: Content
 
 
 class NamedSchema(Strict):
@@ -317,11 +331,11 @@ class ChatRequest(SamplingFields, ChatFieldsOfOthers):
     verbosity: Verbosity | None = None
     function_call: NoCall | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None  # it is always so
+    prediction: Prediction | None = None
     # not yet
     audio: Unsupported = None
     moderation: Unsupported = None
     prompt_cache_options: Unsupported = None
-    prediction: Unsupported = None
     web_search_options: Unsupported = None
 
     def check(self) -> None:
@@ -397,6 +411,7 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    add_special_tokens: On | None = None  # of vLLM
     suffix: Unsupported = None
 
     def prompts(self) -> Sequence[Prompt]:

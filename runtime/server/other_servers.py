@@ -20,6 +20,9 @@ from niwaki.runtime.server.wire import ChoiceTexts, Off, On, Pattern, Strict
 _BLANKS = "json_spacing says where blanks stand"
 _REQUEST_ID = "the header x-request-id names a request"
 _PLAIN = "give text or input_ids"
+_PLAIN_MESSAGES = "messages are of text alone"
+_BEAMS = "it is about beam search; n gives several answers"
+_IDS = "/generate tells the ids of tokens: output_ids"
 _ADAPTERS = "one model is served, without adapters"
 
 INSTEAD: Mapping[str, str] = {
@@ -32,18 +35,23 @@ INSTEAD: Mapping[str, str] = {
     "disable_additional_properties": "write additionalProperties: false into the schema",
     "disable_any_whitespace": _BLANKS,
     "documents": "write them into a message",
+    "early_stopping": _BEAMS,
+    "echo": "/v1/completions has it",
     "functions": "offer them as tools: {type: function, function: ...}",
     "guided_decoding_backend": "one engine enforces every constraint; leave it out",
     "guided_whitespace_pattern": _BLANKS,
     "image_data": _PLAIN,
-    "include_reasoning": "separate_reasoning tells reasoning apart from the content",
     "input_embeds": _PLAIN,
+    "kv_transfer_params": "one engine computes and generates; leave them out",
     "lora_id": _ADAPTERS,
     "lora_path": _ADAPTERS,
+    "mm_processor_kwargs": _PLAIN_MESSAGES,
     "modalities": _PLAIN,
     "prompt_logprobs": "/v1/completions tells a prompt's log-probabilities: echo with logprobs",
     "request_id": _REQUEST_ID,
     "return_hidden_states": "states of the model are not told",
+    "return_token_ids": _IDS,
+    "return_tokens_as_token_ids": _IDS,
     "rid": _REQUEST_ID,
     "session_params": "/v1/sessions keeps conversations, /branches keeps prefixes",
     "structural_tag": "offer tools, or write a grammar",
@@ -52,6 +60,7 @@ INSTEAD: Mapping[str, str] = {
     "truncate_prompt_tokens": "no prompt is cut; /tokenize counts its tokens",
     "use_beam_search": "n gives several answers",
     "video_data": _PLAIN,
+    "vllm_xargs": "no plugin reads them; leave them out",
     "whitespace_pattern": _BLANKS,
 }
 
@@ -63,6 +72,20 @@ def _ask_for_nothing(value: JsonValue, field: ValidationInfo) -> JsonValue:
     return value
 
 
+def _be_one(value: float) -> float:
+    if value != 1:
+        raise PydanticCustomError("unsupported", "not supported: {said}", {"said": _BEAMS})
+    return value
+
+
+def _be_included(value: bool) -> bool:
+    if not value:
+        why = "reasoning is told, in reasoning_content; a client may leave it unread"
+        raise PydanticCustomError("unsupported", "not supported: {said}", {"said": why})
+    return value
+
+
+_TRUE: dict[str, JsonValue] = {"type": "boolean", "const": True}
 # The three, as a schema; `false` by itself would match nothing.
 _NOTHING = {"anyOf": [{"type": "null"}, {"type": "boolean", "const": False}, {"type": "array", "maxItems": 0}]}
 Unasked = Annotated[JsonValue, AfterValidator(_ask_for_nothing), WithJsonSchema(_NOTHING)]
@@ -121,21 +144,30 @@ class FieldsOfOthers(Strict):
     include_stop_str_in_output: Off | None = None
     no_stop_trim: Off | None = None
     log_metrics: On | None = None  # every request is counted
+    length_penalty: Annotated[float, AfterValidator(_be_one), WithJsonSchema({"type": "number", "const": 1})] | None = (
+        None
+    )
     allowed_token_ids: Unasked = None
     bad_words: Unasked = None
     custom_logit_processor: Unasked = None
     custom_params: Unasked = None
+    early_stopping: Unasked = None
     guided_decoding_backend: Unasked = None
     guided_whitespace_pattern: Unasked = None
+    kv_transfer_params: Unasked = None
     lora_path: Unasked = None
+    mm_processor_kwargs: Unasked = None
     prompt_logprobs: Unasked = None
     request_id: Unasked = None
     return_hidden_states: Unasked = None
+    return_token_ids: Unasked = None
+    return_tokens_as_token_ids: Unasked = None
     rid: Unasked = None
     session_params: Unasked = None
     structural_tag: Unasked = None
     truncate_prompt_tokens: Unasked = None
     use_beam_search: Unasked = None
+    vllm_xargs: Unasked = None
 
     def constraints_of_others(self, in_json: Callable[[str], JsonSchema]) -> dict[str, Constraint]:
         """By the field that holds it; `in_json` makes that of a schema."""
@@ -158,10 +190,12 @@ class ChatFieldsOfOthers(Strict):
 
     chat_template_kwargs: Variables | None = None  # what the model's template reads
     add_generation_prompt: bool | None = None  # false: beside `continue_final_message` alone
+    add_special_tokens: Off | None = None  # the template writes them all
     chat_template: Unasked = None
     documents: Unasked = None
+    echo: Unasked = None
     functions: Unasked = None
-    include_reasoning: Unasked = None
+    include_reasoning: Annotated[bool, AfterValidator(_be_included), WithJsonSchema(_TRUE)] | None = None
     thinking_token_budget: Unasked = None
 
 

@@ -13,7 +13,7 @@ from niwaki.runtime.server.effort import Effort
 from niwaki.runtime.server.openai_models import MAX_MESSAGES, MaxNew, RefusalPart, TextFormat, content_kind, part_kind
 from niwaki.runtime.server.store import Json, new_id
 from niwaki.runtime.server.tools import MAX_TOOLS, FunctionName
-from niwaki.runtime.server.wire import Name, NoMedia, Off, Strict, Text, Unsupported, Verbosity
+from niwaki.runtime.server.wire import CacheHint, Echoed, Name, NoMedia, Off, Strict, Text, Unsupported, Verbosity
 
 
 class InputText(Strict):
@@ -23,6 +23,8 @@ class InputText(Strict):
     text: Text
     annotations: Annotated[list[JsonValue], Field(max_length=0)] | None = None
     logprobs: Annotated[list[JsonValue], Field(max_length=0)] | None = None
+    prompt_cache_breakpoint: CacheHint = None
+    parsed: Echoed = None  # of OpenAI's client, as below
 
 
 InputParts = Annotated[list[InputText], Field(min_length=1, max_length=1024, fail_fast=True)]
@@ -49,6 +51,7 @@ class MessageItem(Strict):
     content: SaidContent
     id: Name | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None  # templates know nothing of it
 
     @model_validator(mode="after")
     def _is_of_its_role(self) -> MessageItem:
@@ -85,6 +88,12 @@ class CallItem(Strict):
     arguments: Text
     id: Name | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
+    parsed_arguments: Echoed = None
+    # OpenAI's client writes what an answer does not say as null, one of these by the name that it has in Python.
+    asynchronous: Annotated[Unsupported, Field(alias="async")] = None
+    async_: Unsupported = None
+    caller: Unsupported = None
+    namespace: Unsupported = None
 
     def messages(self) -> list[Json]:
         function = {"name": self.name, "arguments": self.arguments}

@@ -28,7 +28,7 @@ from niwaki.runtime.api.calls import AnswerReader, CallArguments, CallBegin, Con
 from niwaki.runtime.api.constraints import TOOL_NAME
 from niwaki.runtime.checkpoint.tokenizer import Tokenizer
 from niwaki.runtime.server.errors import ApiError
-from niwaki.runtime.server.wire import Json, Name, Strict, Text
+from niwaki.runtime.server.wire import Echoed, Json, Name, Strict, Text
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -88,6 +88,7 @@ Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True
 class CalledFunction(Strict):
     name: FunctionName
     arguments: Text
+    parsed_arguments: Echoed = None  # of OpenAI's client
 
 
 class MadeCall(Strict):
@@ -96,6 +97,7 @@ class MadeCall(Strict):
     id: Name
     type: Literal["function"]
     function: CalledFunction
+    index: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # a stream's, which OpenAI's client leaves there
 
     def call(self) -> ToolCall:
         return ToolCall(self.function.name, self.function.arguments or "{}", self.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -125,6 +126,15 @@ def _refuse_verbosity(level: object) -> object:
     return level
 
 
+def _be_json(value: JsonValue) -> JsonValue:
+    """Pydantic takes NaN for JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise PydanticCustomError("finite_number", "Input should be JSON, whose numbers are finite") from None
+    return value
+
+
 def _refuse_many(choices: object) -> object:
     if isinstance(choices, list) and len(choices) > MAX_CHOICES:
         said = "a server takes at most {most} choices of one select, got {count}"
@@ -154,6 +164,16 @@ Verbosity = Annotated[Literal["medium"], BeforeValidator(_refuse_verbosity)]
 # A field of the field's API that is not here yet. Ignoring it would give answers that nobody asked for.
 Unsupported = Annotated[
     JsonValue, AfterValidator(_refuse), WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]})
+]
+
+
+# What says once more what stands beside it: libraries add it to an answer that goes back as a message.
+Echoed = Annotated[
+    JsonValue, AfterValidator(_be_json), Field(description="taken and not read: what stands beside it says the same")
+]
+# Of how a service caches: here what prompts share is computed once, whatever they mark.
+CacheHint = Annotated[
+    JsonValue, AfterValidator(_be_json), Field(description="taken and not read: what prompts share is computed once")
 ]
 
 
