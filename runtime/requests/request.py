@@ -54,7 +54,7 @@ class Request:
         "arrived", "admitted", "prefilled", "num_lost", "logprobs", "top_logprobs", "allowed", "prompt_logprobs",
         "prompt_top", "forced", "drafted", "guesser", "healing", "_at_start", "_num_healed", "_num_shown", "_shared",
         "_buffer", "_length", "_tokenizer", "_text", "_text_ends", "_unsent_text", "_unsent_ids", "_unsent_logprobs",
-        "_unsent_top", "_is_shorter",
+        "_unsent_top", "is_shorter",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +100,7 @@ class Request:
         self.prefilled: float | None = None  # when the step was computed that gives its first token
         self.waited_seconds = 0.0  # but for what it waits now
         self.waits_since: float | None = time.perf_counter()  # None while it has rows
-        self._is_shorter = False  # than the model wanted: see `Sampled.is_shorter`
+        self.is_shorter = False  # than the model wanted: see `Sampled.is_shorter`
         self.num_lost = 0  # first tokens that were computed before it was preempted
         self.logprobs: list[TokenLogprob] = []
         self.top_logprobs: list[Packed] = []
@@ -355,13 +355,13 @@ class Request:
             self._unsent_top.append(self.top_logprobs[-1])
         if self.stops.matched is not None:
             return FinishReason("stop", self.stops.matched)
-        self._is_shorter |= sampled.is_shorter
+        self.is_shorter |= sampled.is_shorter
         if ends:
-            return FinishReason("length" if self._is_shorter else "stop", sampled.token_id)
+            return FinishReason("length" if self.is_shorter else "stop", sampled.token_id)
         if self.num_unshown:
             return None
         if self.matcher is not None and self.matcher.is_done:
-            return FinishReason("length" if self._is_shorter else "stop")
+            return FinishReason("length" if self.is_shorter else "stop")
         if self.num_generated >= self.params.max_new_tokens:
             return FinishReason("length")
         return None

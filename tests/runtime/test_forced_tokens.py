@@ -32,11 +32,13 @@ from niwaki.runtime.constraints.boundaries import Boundaries
 from niwaki.runtime.constraints.protocol import ANY_BYTE, Forced
 from niwaki.runtime.engine import Engine
 from niwaki.runtime.loop.core import EngineCore
-from niwaki.runtime.loop.forced import forced_tokens
+from niwaki.runtime.loop.counters import Counters
+from niwaki.runtime.loop.forced import forced_tokens, take_with_forced
 from niwaki.runtime.options.config import EngineConfig
 from niwaki.runtime.options.from_dict import options_from_dict
 from niwaki.runtime.requests.jobs import GenerateJob
 from niwaki.runtime.requests.request import Request
+from niwaki.runtime.sampling.sampler import Sampled
 from tests.oracle import OracleRunner
 from tests.toy import make_model, make_tokenizer
 from tests.toy_constraints import make_vocabulary
@@ -407,6 +409,22 @@ def test_who_is_set_back_inside_a_forced_run_says_the_same(engine: Engine) -> No
     finally:
         backend.after_step = lambda: None
     assert set_back
+
+
+@pytest.mark.parametrize("is_shorter", [True, False])
+def test_a_text_that_is_shorter_says_so_though_its_end_is_forced(is_shorter: bool, folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    matcher = compile_constraint(Regex("ab"), Vocabulary(tokenizer.token_bytes, frozenset())).matcher()
+    request = Request(
+        0, GenerateJob(Generation(), 1), 0, np.array([1], np.int32), SamplingParams(max_new_tokens=9), tokenizer,
+        matcher=matcher,
+    )  # fmt: skip
+    first, second = tokenizer.plain_ids("a")[0], tokenizer.plain_ids("b")[0]
+    matcher.accept(first)
+    matcher.accept(second)
+    reason = take_with_forced(request, Sampled(first, is_shorter=is_shorter), [second], frozenset(), Counters())
+    assert reason is not None
+    assert reason.type == ("length" if is_shorter else "stop")
 
 
 @pytest.mark.parametrize("forces", [True, False])
