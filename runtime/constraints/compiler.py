@@ -86,13 +86,7 @@ class ConstraintCompiler:
         Raises:
             ConstraintError: malformed, not enforceable exactly, too large, or admitting no text.
         """
-        with self._lock:
-            known, _ = self._known.get(constraint, (None, 0))
-            if known is not None:
-                self._known.move_to_end(constraint)
-        if isinstance(known, str):
-            raise ConstraintError(known)
-        if known is not None:
+        if (known := self.known(constraint)) is not None:
             return known
         try:
             compiled: CompiledConstraint = self._compiled(constraint)
@@ -103,6 +97,16 @@ class ConstraintCompiler:
             raise
         self._remember(constraint, compiled)
         return compiled
+
+    def known(self, constraint: Constraint) -> CompiledConstraint | None:
+        """What `compile` has at hand, and raises at once; None where it must compile."""
+        with self._lock:
+            known, _ = self._known.get(constraint, (None, 0))
+            if known is not None:
+                self._known.move_to_end(constraint)
+        if isinstance(known, str):
+            raise ConstraintError(known)
+        return known
 
     def steps_beside(self, wait_for_pause: Callable[[], None]) -> None:
         """An engine's loop runs in this process, and its steps go first. `wait_for_pause` waits until it does without

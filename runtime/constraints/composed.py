@@ -295,7 +295,7 @@ class ComposedMatcher:
         """No step is known."""
 
     def walked(self, way: Way) -> None:
-        assert not way.places, "no step is known"
+        raise AssertionError("no step is known")
 
     def known_mask(self, remaining: int) -> None:
         """Never at hand."""

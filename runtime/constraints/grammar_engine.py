@@ -23,13 +23,7 @@ from niwaki.runtime.constraints.grammar_places import Place, Places, Step
 from niwaki.runtime.constraints.grammar_source import GrammarSource, build_here
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, GrammarVocabulary, completes
 from niwaki.runtime.constraints.grammar_way import FAR, WayToEnd
-from niwaki.runtime.constraints.guidance import (
-    SEARCH_EFFORT,
-    Effort,
-    Native,
-    short_reason,
-    short_text,
-)
+from niwaki.runtime.constraints.guidance import SEARCH_EFFORT, Effort, Native, short_reason, short_text
 from niwaki.runtime.constraints.protocol import (
     ANY_LENGTH,
     FREE,
@@ -41,14 +35,12 @@ from niwaki.runtime.constraints.protocol import (
     follow,
 )
 from niwaki.runtime.constraints.schema.distinct import Layout
-from niwaki.runtime.constraints.walks import BEFORE, BEHIND, Standing, Way
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, LAST, Standing, Walked, Way, write_out
 
 MAX_SHORTEST: Final = 8000  # bytes of a shortest text
 GOES_ON: Final = b"a 0"  # bytes of which one may follow most texts that can end and go on: words, lists, numbers
 TILDE: Final = ord("~")  # a character of few texts but those that may hold any
 MAX_BEHIND: Final = 1024  # tokens that a prompt's last bytes begin, of which each is tried
-
-
 Build: TypeAlias = Callable[[GrammarSource, LLTokenizer], LLMatcher]
 
 
@@ -113,7 +105,7 @@ class GrammarConstraint:
 class GrammarMatcher:
     """See `protocol.Matcher`."""
 
-    __slots__ = ("_ahead", "_constraint", "_ended", "_matcher", "_num_untold", "_places", "_tokens", "_way")
+    __slots__ = ("_ahead", "_constraint", "_ended", "_matcher", "_num_untold", "_places", "_tokens", "_walked", "_way")
 
     def __init__(
         self,
@@ -127,6 +119,7 @@ class GrammarMatcher:
         self._matcher = matcher
         self._places = places  # after each accepted token, and one before them; None where it is not kept
         self._tokens = tokens  # that were accepted
+        self._walked: Walked = ()  # what of the tokens, and of what is behind them, is not written out
         self._way = way
         self._ended = False
         self._num_untold = 0  # of the last tokens, which led through places that are known
@@ -136,6 +129,7 @@ class GrammarMatcher:
     def _native(self) -> Native:
         """At the end of the text. Most steps of a text that others have written before do without it."""
         if self._num_untold:
+            self._write_out()
             end = len(self._tokens) - self._ended
             untold = self._tokens[end - self._num_untold : end]
             self._num_untold = 0
@@ -209,12 +203,15 @@ class GrammarMatcher:
             way.end_here()
             if way.bound_behind(token_id) < remaining:
                 return True
-            after = self._known_after(token_id)
-            can_end = None if after is None else after.can_end
+            place = self._places[-1]
+            step = None if place is None else place.step(token_id)  # of another text, that went on with it
+            can_end = None if step is None else self._constraint.places.all[step.after].can_end
             if can_end is None:
                 can_end = self._native.validate_tokens([token_id, words.eos_ids[0]]) == 2
             if can_end:  # and behind the token, too
                 way.admit(token_id, words.nothing)
+                if place is not None and step is not None and remaining == 1:
+                    self._constraint.places.note_walkable(place, step, self._constraint.ends, LAST)
                 return True
         ending = way.found(self._native, remaining)
         if ending is None or ending.num_tokens > remaining:
@@ -236,9 +233,8 @@ class GrammarMatcher:
         after = constraint.places.all[step.after]
         if not after.is_free or after.mask is None or not self._way.step(place, after, token_id, remaining):
             return False
-        if step.walk_ends < BEFORE | BEHIND:
-            cost = constraint.ends.cost(token_id)
-            constraint.places.note_walkable(place, step, cost, cost + constraint.ends.value)
+        if step.walk_ends != BEFORE | BEHIND:
+            constraint.places.note_walkable(place, step, constraint.ends)
         self._num_untold += 1
         self._ahead = None
         self._places.append(after)
@@ -260,11 +256,20 @@ class GrammarMatcher:
         return Standing(self._constraint.places.known_steps, place.number, self._way.bound)
 
     def walked(self, way: Way) -> None:
-        self._way.walked(way.token_ids, way.bounds)
-        self._num_untold += len(way.token_ids)
+        self._way.walked(way)
+        self._num_untold += way.num_steps
         self._ahead = None
-        self._places += map(self._constraint.places.all.__getitem__, way.places)
-        self._tokens += way.token_ids
+        self._walked += ((len(self._tokens), way),)
+        self._places.append(self._constraint.places.all[way.place])
+        self._tokens.append(way.token_id)
+
+    def _write_out(self) -> None:
+        """All tokens, and what is behind them."""
+        if walked := self._walked:
+            numbered, self._walked = self._constraint.places.all, ()
+            write_out(self._places, walked, lambda way: [numbered[place] for place in way.places], first=1)
+            write_out(self._tokens, walked, lambda way: way.token_ids)
+            self._way.write_out(walked)
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)
@@ -325,6 +330,7 @@ class GrammarMatcher:
 
     def _find_loop(self, loops: Loops, place: Place, mask: npt.NDArray[np.uint32] | None = None) -> None:
         """Where the first of its tokens comes. Inside a string that is free any character may follow."""
+        self._write_out()
         words, tokens = self._constraint.words, self._tokens
         behind = words.stays[tokens[-1]]
         if behind & loops.string_behind:
@@ -401,9 +407,8 @@ class GrammarMatcher:
         else:
             raise self._not_allowed(token_id)
         self._ahead = ahead
-        places = self._constraint.places
-        step = None if place is None else places.step(place, token_id, text)
-        self._places.append(None if step is None else places.all[step.after])
+        step = None if place is None else constraint.places.step(place, token_id, text)
+        self._places.append(None if step is None else constraint.places.all[step.after])
         self._tokens.append(token_id)
         self._way.accept(token_id)
 
@@ -411,12 +416,6 @@ class GrammarMatcher:
         """Whether the token may follow there, and leads there again."""
         stays = self._constraint.words.stays
         return 0 <= token_id < len(stays) and bool(stays[token_id] & place.loop) and place.allows(token_id)
-
-    def _known_after(self, token_id: int) -> Place | None:
-        """Where a token leads that another text went on with here."""
-        place = self._places[-1]
-        step = None if place is None else place.step(token_id)
-        return None if step is None else self._constraint.places.all[step.after]
 
     def forced(self) -> tuple[int, ...]:
         return () if self._ended else forced_run(self._native, self._constraint.words.vocabulary.num_words)
@@ -466,6 +465,7 @@ class GrammarMatcher:
             self.accept(self._constraint.words.ids[byte])
 
     def rollback(self, count: int) -> None:
+        self._write_out()
         if not 0 <= count < len(self._places):
             raise ConstraintError(f"cannot take back {count} tokens of {len(self._places) - 1}")
         if count == 0:
@@ -482,6 +482,7 @@ class GrammarMatcher:
 
     def clone(self) -> GrammarMatcher:
         self._constraint.places.expect_text()
+        self._write_out()
         native = self._native.deep_copy()
         twin = GrammarMatcher(self._constraint, native, self._places.copy(), self._tokens.copy(), self._way.clone())
         twin._ended, twin._ahead = self._ended, self._ahead
@@ -494,5 +495,6 @@ class GrammarMatcher:
         return None if ending is None or ending.num_tokens > budget else tuple(ending.tokens())
 
     def _not_allowed(self, token_id: int) -> ConstraintError:
+        self._write_out()
         num_tokens = len(self._places) - 1
         return ConstraintError(f"token {token_id} is not allowed by the constraint after {num_tokens} tokens")

@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from niwaki.runtime.constraints.grammar_endings import KnownEnds
 from niwaki.runtime.constraints.grammar_loops import NO_LOOP, Loops
 from niwaki.runtime.constraints.grammar_situations import START, Situation, Situations
 from niwaki.runtime.constraints.protocol import Forced
-from niwaki.runtime.constraints.walks import BEFORE, BEHIND, StepTable
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, LAST, StepTable
 
 MAX_PLACES: Final = 4096  # of one constraint
 MAX_STEPS: Final = 8192  # between them
@@ -145,13 +146,16 @@ class Places:
         """Whether the first text took this step before places were shared: the one behind it may become one that is."""
         return place.situation is not None and self.all[step.after].situation is None
 
-    def note_walkable(self, place: Place, step: Step, cost: int, farthest: int) -> None:
-        """Others may take this step without a look at them."""
+    def note_walkable(self, place: Place, step: Step, distances: KnownEnds, kind: int = 0) -> None:
+        """Others may take this step without a look at them. `kind`: LAST, or nothing."""
+        if kind and (self.is_alone(place, step) or (step.walk_ends != NO_ID and not step.walk_ends & LAST)):
+            return  # it may lead elsewhere, or more is known
         after = self.all[step.after]
-        ends = (BEFORE if place.can_end else 0) | (BEHIND if after.can_end else 0)
+        ends = kind | (BEFORE if place.can_end else 0) | (BEHIND if after.can_end else 0)
         if step.walk_ends != ends:
             step.walk_ends = ends
-            self.known_steps.add(place.number, step.token_id, step.after, cost, farthest, ends)
+            cost = distances.cost(step.token_id)
+            self.known_steps.add(place.number, step.token_id, step.after, cost, cost + distances.value, ends)
 
     def learn(self, place: Place, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """The mask there, as the one that is kept where there is room and it may be asked for again; else it is told

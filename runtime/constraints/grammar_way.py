@@ -12,6 +12,7 @@ from niwaki.runtime.constraints.grammar_endings import EndingSearch, KnownEnds
 from niwaki.runtime.constraints.grammar_places import Place
 from niwaki.runtime.constraints.grammar_vocabulary import Ending, Shorter, completes
 from niwaki.runtime.constraints.guidance import Effort, Native
+from niwaki.runtime.constraints.walks import Walked, Way, write_out
 
 FAR: Final = 1_000_000  # the distance where no ending was found
 PLACE_EFFORT: Final = 150  # of all searches behind one token of a text: about 3 ms
@@ -27,7 +28,7 @@ class WayToEnd:
 
     __slots__ = (
         "_admitted", "_bounds", "_ending", "_ends", "_is_searched", "_is_sure", "_num_written", "_uncounted",
-        "effort",
+        "_uncounted_ways", "effort",
     )  # fmt: skip
 
     def __init__(self, ends: KnownEnds) -> None:
@@ -38,6 +39,7 @@ class WayToEnd:
         self._is_searched = True  # a shorter one was looked for
         self._num_written = 0  # characters since it was sure, but for those of tokens that are not counted yet
         self._uncounted: list[int] = []
+        self._uncounted_ways: list[Way] = []  # by which it walked since, up to where its end was sure
         self._admitted: tuple[int, Ending] | None = None  # the token, and the ending behind it that was seen
         self.effort = Effort(SAVED_EFFORT)
 
@@ -110,34 +112,36 @@ class WayToEnd:
         self._bounds.append(bound)
         return True
 
-    def walked(self, token_ids: Sequence[int], bounds: Sequence[int]) -> None:
-        """Steps by these tokens, with what was found behind each."""
-        since = len(token_ids)  # since when it is not sure how the text ends
-        while since and bounds[since - 1]:
-            since -= 1
-        if since:
+    def walked(self, way: Way) -> None:
+        if way.num_bounded < way.num_steps:  # since then it is not sure how the text ends
             self._ending, self._is_sure = self._ends.words.nothing, True
-        if since < len(token_ids):
-            self._write(token_ids[since:])
+        if way.num_bounded:
+            self._write(())
+            self._uncounted_ways.append(way)
         self._admitted = None
-        self._bounds += bounds
+        self._bounds.append(way.bound)
+
+    def write_out(self, walked: Walked) -> None:
+        """Of all steps by which the text has walked what was found behind them; before anything but `accept`, `step`
+        and `walked`."""
+        write_out(self._bounds, walked, lambda way: way.bounds, first=1)
 
     def rollback(self, count: int) -> None:
         del self._bounds[-count:]
         self._is_sure, self.effort, self._admitted = False, Effort(SAVED_EFFORT), None
-        self._num_written, self._uncounted = 0, []
+        self._num_written, self._uncounted, self._uncounted_ways = 0, [], []
 
     def clone(self) -> WayToEnd:
         twin = WayToEnd(self._ends)
         twin._bounds, twin._ending = self._bounds.copy(), self._ending
         twin._is_sure, twin._is_searched, twin._num_written = self._is_sure, self._is_searched, self._num_written
-        twin._uncounted = self._uncounted.copy()
+        twin._uncounted, twin._uncounted_ways = self._uncounted.copy(), self._uncounted_ways.copy()
         return twin
 
     def _write(self, token_ids: Sequence[int]) -> None:
         """The ending stays a guess behind these."""
         if self._is_sure:
-            self._is_sure, self._num_written, self._uncounted = False, 0, []
+            self._is_sure, self._num_written, self._uncounted, self._uncounted_ways = False, 0, [], []
         self._uncounted += token_ids  # most texts end without a look at them
 
     def _cost(self, token_id: int) -> int:
@@ -206,6 +210,8 @@ class WayToEnd:
     def _search(self, ending: Ending | None) -> EndingSearch:
         """`ending`: what is known of this text's, from some characters before."""
         num_characters = self._ends.words.num_characters
+        for way in self._uncounted_ways:
+            self._uncounted += way.token_ids[-way.num_bounded :]
         self._num_written += sum(int(num_characters[token_id]) for token_id in self._uncounted)
-        self._uncounted = []
+        self._uncounted, self._uncounted_ways = [], []
         return EndingSearch(self._ends, ending, self._num_written, len(self._bounds), self.effort)

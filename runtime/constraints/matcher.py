@@ -26,7 +26,7 @@ from niwaki.runtime.constraints.protocol import (
 )
 from niwaki.runtime.constraints.token_graph import TokenGraph, first_bit
 from niwaki.runtime.constraints.vocabulary import Vocabulary
-from niwaki.runtime.constraints.walks import Standing, StepTable, Way
+from niwaki.runtime.constraints.walks import Standing, StepTable, Walked, Way, write_out
 
 ENDED: Final = -1  # in a matcher's states: an end token was accepted
 MAX_STEPS: Final = 16_384  # from a state by a token, kept of one constraint
@@ -168,11 +168,12 @@ class AutomatonConstraint:
 class AutomatonMatcher:
     """See `protocol.Matcher`."""
 
-    __slots__ = ("_constraint", "_states")
+    __slots__ = ("_constraint", "_states", "_walked")
 
     def __init__(self, constraint: AutomatonConstraint, states: list[int]) -> None:
         self._constraint = constraint
         self._states = states  # one more than accepted tokens
+        self._walked: Walked = ()  # what of the states is not written out
 
     @property
     def is_done(self) -> bool:
@@ -224,7 +225,14 @@ class AutomatonMatcher:
         return None if state == ENDED else Standing(self._constraint.known_steps, state, self.distance)
 
     def walked(self, way: Way) -> None:
-        self._states += way.places
+        self._walked += ((len(self._states), way),)
+        self._states.append(way.place)
+
+    def _all_states(self) -> list[int]:
+        """Behind each token."""
+        walked, self._walked = self._walked, ()
+        write_out(self._states, walked, lambda way: way.places)
+        return self._states
 
     def follow(self, token_id: int, remaining: int) -> Followed:
         found = follow(self, token_id, remaining)
@@ -245,7 +253,7 @@ class AutomatonMatcher:
         else:
             after = DEAD if state == ENDED else self._constraint.step(state, token_id)
         if after == DEAD:
-            place = len(self._states) - 1
+            place = len(self._all_states()) - 1
             raise ConstraintError(f"token {token_id} is not allowed by the constraint after {place} tokens")
         self._states.append(after)
 
@@ -279,13 +287,14 @@ class AutomatonMatcher:
         self._states.append(after)
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count < len(self._states):
-            raise ConstraintError(f"cannot take back {count} tokens of {len(self._states) - 1}")
+        states = self._all_states()
+        if not 0 <= count < len(states):
+            raise ConstraintError(f"cannot take back {count} tokens of {len(states) - 1}")
         if count:
-            del self._states[-count:]
+            del states[-count:]
 
     def clone(self) -> AutomatonMatcher:
-        return AutomatonMatcher(self._constraint, self._states.copy())
+        return AutomatonMatcher(self._constraint, self._all_states().copy())
 
     def shortest_ending(self, budget: int) -> tuple[int, ...] | None:
         state = self._states[-1]

@@ -33,7 +33,7 @@ class _PartMatcher(ABC):
         """No step is known."""
 
     def walked(self, way: Way) -> None:
-        assert not way.places, "no step is known"
+        raise AssertionError("no step is known")
 
     def known_mask(self, remaining: int) -> None:  # noqa: B027  # nothing is the answer
         """Never at hand."""

@@ -7,9 +7,10 @@ constraint have come; their matchers stay where it began until it tells them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from niwaki.kernels.jit import jit
@@ -17,11 +18,14 @@ from niwaki.kernels.segments import Int64s
 
 NO_STEP: Final = -1  # the key of a slot that is free
 KEY, AFTER, COST, FARTHEST, ENDS = range(5)  # the columns of a table
-BEFORE, BEHIND = 1, 2  # bits of `ends`: the text may end before the step, and behind it
+# Bits of `ends`: the text may end before the step, and behind it; only who has no more tokens may take the step, since
+# nobody has looked at what may follow.
+BEFORE, BEHIND, LAST = 1, 2, 4
 FIRST_SLOTS: Final = 64
 MAX_STEPS: Final = 16_384  # of one constraint
 WALKED: Final = 64  # steps before matchers are told
-
+STEP_BYTES: Final = 3 * 4  # of a way: a place, a bound, a token
+T = TypeVar("T")
 
 _NO_SLOTS: Final[Int64s] = np.full((1, 5), NO_STEP, np.int64)
 
@@ -67,19 +71,57 @@ class Standing(NamedTuple):
     bound: int
 
 
-class Way(NamedTuple):
-    """Steps of one text: the place behind each, the bound there, and the token that led there."""
+class Way(msgspec.Struct, gc=False):
+    """Steps of one text: the place behind each, the bound there, and the token that led there. What the last one led to
+    is at hand, the rest is made lists when somebody asks: nobody does of a text that ends where it walked to."""
 
-    places: list[int]
-    bounds: list[int]
-    token_ids: list[int]
+    numbers: bytes  # int32 [3, steps]
+    num_bounded: int  # the last steps behind which the bound is not 0
+    place: int
+    bound: int
+    token_id: int
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.numbers) // STEP_BYTES
+
+    @property
+    def places(self) -> list[int]:
+        return self._told(0)
+
+    @property
+    def bounds(self) -> list[int]:
+        return self._told(1)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self._told(2)
+
+    def _told(self, column: int) -> list[int]:
+        numbers: list[int] = np.frombuffer(self.numbers, np.int32).reshape(3, -1)[column].tolist()
+        return numbers
+
+
+Walked = tuple[tuple[int, Way], ...]  # the ways of one text, and where in its lists
+
+
+def write_out(kept: list[T], walked: Walked, told: Callable[[Way], Sequence[T]], first: int = 0) -> None:
+    """Have a list whole that has the last step of each way alone: `told` tells what belongs there, of all its steps.
+    `first`: how many stand before. What is kept of a last step stays: it may have changed."""
+    whole: list[T] = []
+    start = 0
+    for at, way in walked:
+        whole += kept[start : first + at]
+        whole += told(way)[:-1]
+        start = first + at
+    kept[:start] = whole
 
 
 class Walk:
     """Texts of one constraint, from where they stand on."""
 
-    def __init__(self, standings: Sequence[Standing], at: Sequence[int]) -> None:
-        """`at`: where they are in the batch."""
+    def __init__(self, standings: Sequence[Standing], at: Sequence[int] | Int64s) -> None:
+        """`at`: where each of them is in the batch."""
         self._table = standings[0].table
         self._at = np.array(at, np.int64)
         # Place and bound, before the first step and after each, and the token that leads there.
@@ -97,10 +139,16 @@ class Walk:
         """Take the steps that `knows` was asked about last."""
         self.num_steps += 1
 
-    def ways(self) -> Iterator[tuple[int, Way]]:
-        """Of each text where it is in the batch, and the steps that it took."""
-        steps = self._ways[1 : self.num_steps + 1].T.tolist()  # all numbers of a text in a row: fewer lists are made
-        return zip(self._at.tolist(), map(Way._make, zip(*steps, strict=True)), strict=True)
+    def ways(self) -> list[Way]:
+        """The steps that each text took, one at least, in the order of the standings. The walk is over."""
+        steps = self._ways[1 : self.num_steps + 1]
+        is_end = steps[:, :, 1] == 0
+        bounded = np.where(is_end.any(axis=0), is_end[::-1].argmax(axis=0), len(steps)).tolist()
+        # Of each text by itself: one that goes on for long does not keep those of the whole batch.
+        numbers, length = steps.transpose(1, 2, 0).astype(np.int32).tobytes(), STEP_BYTES * len(steps)
+        starts = range(0, len(numbers), length)
+        texts = zip(starts, bounded, *steps[-1].T.tolist(), strict=True)
+        return [Way(numbers[start : start + length], *last) for start, *last in texts]
 
 
 @jit()
@@ -133,7 +181,7 @@ def _step_all(
         place, bound = ways[step, row, 0], ways[step, row, 1]
         left = last[at[row]] - starts[at[row]]
         slot = _slot_of(slots, place << 32 | token_ids[at[row]])
-        if slots[slot, 0] == NO_STEP:
+        if slots[slot, 0] == NO_STEP or (slots[slot, 4] & 4 and left > 1):
             return False
         farthest = slots[slot, 3]
         behind = bound + slots[slot, 2] if bound else farthest
@@ -141,7 +189,7 @@ def _step_all(
             ends = slots[slot, 4]
             if ends & 1 and farthest < left:
                 behind = farthest
-            elif ends == 3:
+            elif ends & 3 == 3:
                 behind = 0
             else:
                 return False

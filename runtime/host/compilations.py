@@ -75,16 +75,16 @@ class Compilations:
     def matchers(self, constraint: Constraint | None, count: int) -> list[Matcher | None]:
         if constraint is None:
             return [None] * count
-        is_known = self._compiler.is_known(constraint)
-        began = time.perf_counter()
-        compiled = self._compiler.compile(constraint)
-        seconds = time.perf_counter() - began
-        with self._lock:
-            if is_known:
+        compiled = self._compiler.known(constraint)
+        if compiled is not None:
+            with self._lock:
                 self._counts.grammar_cache_hits += 1
-            else:
+        else:
+            began = time.perf_counter()
+            compiled = self._compiler.compile(constraint)
+            with self._lock:
                 self._counts.grammars_compiled += 1
-                self._counts.grammar_compile_seconds += seconds
+                self._counts.grammar_compile_seconds += time.perf_counter() - began
         return [compiled.matcher() for _ in range(count)]
 
     def stop_ends(self, params: SamplingParams) -> ByteDfa | None:

@@ -192,7 +192,8 @@ class Decoding:
         plain = self._plain
         if plain is not None and not len(plain):
             return np.zeros(len(self.requests), np.int64)
-        self._led.end_walk()
+        if (walked := self._led.last_walked(self._draws, logits, self._may_end, self._last, self._starts)) is not None:
+            return walked
         if plain is None and not self._led.matchers:
             return self._draws.draw(logits)
         draws = self._draws if plain is None else self._draws.of_rows(plain)
@@ -280,7 +281,7 @@ class Decoding:
         led = self._led
         looks = must_look[led.at]
         if led.all_told():  # what they were told ends none, but somebody may have begun to read meanwhile
-            if self._draws.all_greedy and self._plain is None and not self._is_watched.any():
+            if self._draws.all_greedy and self._plain is None and not must_look.any():
                 led.begin_walk()
             return Taken(must_look.nonzero()[0].tolist(), set(led.places[looks].tolist()), self._special.copy())
         accepted, refused = led.follow(tokens[led.at].tolist(), (self._left() + 1).tolist(), looks.tolist())
@@ -402,8 +403,7 @@ class Decoding:
         if not going.all():
             starts, table, held = starts[going], table[going], held[going]
             requests = [self.requests[place] for place in going.nonzero()[0].tolist()]
-        ones = np.ones(len(requests), np.int64)
-        spans = Spans(starts, ones, table, held)
+        spans = Spans(starts, np.ones(len(requests), np.int64), table, held)
         return requests, Batch(np.zeros(len(requests), np.int32), spans, None, self.flight.ids_for(requests))
 
     def narrow(self, requests: Sequence[Request]) -> None:

@@ -144,7 +144,12 @@ class Delivery:
         while not has_taken or until is None or time.perf_counter() < until:
             for rows in self._late.ready():
                 masks = _by_request(rows.masked, rows.masks)
+                is_next = until is None and not self._late.has_drawn  # nobody's turn comes before
                 for request, sampled in self._drawn(rows.requests, rows.logits, masks):
+                    if is_next:
+                        self.take(request, sampled)
+                        has_taken = True
+                        continue
                     beside = until is not None and self._is_told_beside(request, sampled)
                     self._late.add_drawn(request, sampled, is_told_beside=beside)
             drawn = self._late.next_drawn()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from niwaki.kernels.sample import NO_TOKEN
@@ -41,7 +42,7 @@ class Led:
         self.matchers = [matcher for matcher in matchers if matcher is not None]
         self._steps = [matcher.step for matcher in self.matchers]
         self._num_words = (vocab_size + 31) // 32
-        self._walks: list[Walk] = []  # while all of them walk
+        self._walks: list[tuple[Walk, Sequence[int]]] = []  # while all of them walk, each with its rows
         self.ask_all()
 
     def ask_all(self) -> None:
@@ -129,37 +130,52 @@ class Led:
     def begin_walk(self) -> None:
         """Where the masks of all are known: from here on `knows` and `go`, until `end_walk`, as far as all can."""
         standings = [matcher.standing() for matcher in self.matchers]
-        together: dict[int, list[tuple[Standing, int]]] = {}
-        for standing, place in zip(standings, self.places.tolist(), strict=True):
+        together: dict[int, tuple[list[Standing], list[int]]] = {}
+        for row, standing in enumerate(standings):
             if standing is None:
                 return
-            together.setdefault(id(standing.table), []).append((standing, place))
+            of_one, rows = together.setdefault(id(standing.table), ([], []))
+            of_one.append(standing)
+            rows.append(row)
         if len(together) == 1 or MIN_TEXTS * len(together) <= len(standings):
-            self._walks = [
-                Walk([one for one, _ in texts], [place for _, place in texts]) for texts in together.values()
-            ]
+            self._walks = [(Walk(of_one, self.places[rows]), rows) for of_one, rows in together.values()]
 
     def knows(self, token_ids: Int64s, last: Int64s, starts: Int64s) -> bool:
         """Whether all know this step's tokens, of the whole batch; see `Walk.knows`."""
-        return all(walk.knows(token_ids, last, starts) for walk in self._walks)
+        is_known = True
+        for walk, _ in self._walks:
+            is_known = is_known and walk.knows(token_ids, last, starts)
+        return is_known
 
     def go(self) -> None:
         """Take the step that all know."""
-        for walk in self._walks:
+        for walk, _ in self._walks:
             walk.go()
 
-    def end_walk(self) -> None:
-        """Tell the matchers how far they have come; none of them knows the token of this step."""
+    def last_walked(
+        self, draws: PlainDraws, logits: torch.Tensor, may_end: npt.NDArray[np.bool_], last: Int64s, starts: Int64s
+    ) -> Int64s | None:
+        """End the walk. Where this step is one of it that somebody must look at, since a budget ends, it is its last:
+        the tokens, of which the matchers have been told. None where it is not. `may_end`: by token."""
+        best = draws.best(logits) if self._walks else None
+        if best is None or may_end[best].any() or not self.knows(best, last, starts):
+            self.end_walk()
+            return None
+        self.go()
+        self.end_walk(is_told=True)
+        return best
+
+    def end_walk(self, *, is_told: bool = False) -> None:
+        """Tell the matchers how far they have come. `is_told`: they know the token of this step; else none does."""
         if not self._walks:
             return
         walks, self._walks = self._walks, []
-        self._is_told = [False] * len(self.matchers)
-        if not walks[0].num_steps:
+        self._is_told = [is_told] * len(self.matchers)
+        if not walks[0][0].num_steps:
             return
-        rows = {place: row for row, place in enumerate(self.places.tolist())}
-        for walk in walks:
-            for place, way in walk.ways():
-                self.matchers[rows[place]].walked(way)
+        for walk, rows in walks:
+            for row, way in zip(rows, walk.ways(), strict=True):
+                self.matchers[row].walked(way)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ from niwaki.runtime.api import Constraint, GenerationError, Grammar, JsonSchema,
 from niwaki.runtime.constraints import ConstraintCompiler, Matcher
 from niwaki.runtime.constraints.masks import MaskFiller
 from niwaki.runtime.constraints.protocol import FREE
-from niwaki.runtime.constraints.walks import MAX_STEPS, WALKED, Standing, StepTable, Walk
+from niwaki.runtime.constraints.walks import BEFORE, BEHIND, LAST, MAX_STEPS, WALKED, Standing, StepTable, Walk, Way
 from niwaki.runtime.forward.runner import Batch
 from niwaki.runtime.loop import scheduler
+from niwaki.runtime.loop.led import Led
 from tests.formula import Host
 from tests.toy import make_model
 from tests.toy_constraints import make_compiler
@@ -179,6 +180,12 @@ def test_a_matcher_that_has_walked_is_as_one_that_stepped(
                 assert_alike(one, other, remaining)
         end_walk(walk, one)
         assert_alike(one, other, remaining)
+        if text % 2:  # what is behind each token is asked for before the end is looked for
+            for count in range(1, budget - remaining):
+                shorter, alike = one.clone(), other.clone()
+                shorter.rollback(count)
+                alike.rollback(count)
+                assert_alike(shorter, alike, remaining + count)
         assert one.shortest_ending(50) == other.shortest_ending(50)
         one.rollback(budget - remaining)
         assert_alike(one, compiled.matcher(), budget)
@@ -213,7 +220,7 @@ def test_a_walk_by_a_regex_goes_on_to_the_end_of_a_budget(compiler: ConstraintCo
 
 
 def end_walk(walk: Walk | None, matcher: Matcher) -> None:
-    for _, way in () if walk is None else walk.ways():
+    for way in walk.ways() if walk is not None and walk.num_steps else ():
         matcher.walked(way)
 
 
@@ -242,7 +249,8 @@ def test_a_table_finds_all_that_was_added_and_nothing_else() -> None:
         for token_id in mine[:-1]:
             assert known.knows(np.array([token_id]), none + 100, none)
             known.go()
-            assert [way for _, way in known.ways()] == [([added[place, token_id]], [3], [token_id])]
+            (way,) = known.ways()
+            assert (way.places, way.bounds, way.token_ids) == ([added[place, token_id]], [3], [token_id])
             known = Walk([Standing(table, place, 2)], [0])
         fresh = Walk([Standing(StepTable(), place, 2)], [0])
         assert not fresh.knows(np.array(mine[:1]), none[:1] + 100, none[:1]), "each table has steps of its own"
@@ -258,12 +266,15 @@ def test_a_walk_goes_only_where_an_end_is_known_to_fit_and_stops_to_tell() -> No
         if not walk.knows(np.array([7]), np.array([left]), np.array([0])):
             return None
         walk.go()
-        ((_, way),) = walk.ways()
-        return way.bounds[-1]
+        (way,) = walk.ways()
+        assert way.bounds == [way.bound]
+        return way.bound
 
     assert [bound_after(0, 5, left) for left in (10, 9)] == [9, None]
     assert [bound_after(1, 5, left) for left in (10, 9, 7, 6)] == [9, 6, 6, None]
     assert [bound_after(2, 5, left) for left in (10, 7, 6, 1)] == [9, 6, 0, 0]
+    table.add(5, 7, 6, cost=4, farthest=6, ends=LAST | BEFORE | BEHIND)
+    assert [bound_after(5, 1, left) for left in (90, 2, 1)] == [None, None, 0], "nobody knows what may follow it"
     table.add(9, 7, 9, 0, 1, 0)
     walk = Walk([Standing(table, 9, 1)], [0])
     for _ in range(WALKED):
@@ -283,10 +294,13 @@ def test_a_table_stops_growing_at_its_limit() -> None:
 
 
 @pytest.mark.parametrize("constraint", [Regex("(?s).*"), ANY_TEXT], ids=["regex", "grammar"])
-def test_known_texts_walk_from_their_second_token_to_the_last_but_one(constraint: Constraint, folder: Path) -> None:
+def test_known_texts_walk_from_their_second_token_to_the_last(
+    constraint: Constraint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = replace(GREEDY, constraint=constraint, max_new_tokens=12)
     known = Host(folder)
-    letters = [known.compiler.vocabulary.token_bytes.index(bytes([byte])) for byte in range(ord("a"), ord("z") + 1)]
+    # Two, so that each is met before the last step, too.
+    letters = [known.compiler.vocabulary.token_bytes.index(letter) for letter in (b"a", b"b")]
     forward, num_walked, num_steps = known.runner.forward, [], []
 
     def written_in_letters(batch: Batch) -> torch.Tensor:
@@ -295,13 +309,31 @@ def test_known_texts_walk_from_their_second_token_to_the_last_but_one(constraint
         found[:, letters] = logits[:, letters]
         return found
 
+    # In vain for who ends where he walked to: draws under masks, and steps made lists.
+    in_vain: list[str] = []
+
+    def counted(whose: type, name: str) -> None:
+        call = getattr(whose, name)
+
+        def noted(*given: object) -> object:
+            in_vain.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(whose, name, noted)
+
+    counted(Led, "drawn_under")
+    counted(Way, "_told")
+
     for _ in range(5):
+        in_vain.clear()
         host = Host(folder)
         host.compiler, host.runner.forward = known.compiler, written_in_letters  # type: ignore[method-assign]
         for length in (5, 9, 14, 7, 8, 6):
             host.submit(params, length)
         num_walked.append(walked(host))
         num_steps.append(host.core.counters.steps)
-        assert [len(output.token_ids) for output in host.run()] == [12] * 6
+        outputs = host.run()
+        assert [(len(output.token_ids), output.complete) for output in outputs] == [(12, True)] * 6
     assert num_steps[-1] == 12
-    assert num_walked[-1] == 11  # begun behind the first token, over when the last one is drawn
+    assert num_walked[-1] == 11  # begun behind the first token, over with the last one
+    assert not in_vain
