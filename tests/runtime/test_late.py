@@ -67,6 +67,21 @@ def test_who_sits_out_writes_the_same(
     assert (num_pages == 60) == (host.core.counters.preemptions > 0)
 
 
+def test_who_was_made_shorter_beside_others_says_so_whatever_the_last_token_forced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
+    schema = {"properties": {"on": flags}, "required": ["on"], "additionalProperties": False}
+    cut = replace(LED[0], constraint=JsonSchema(json.dumps({"type": "object", **schema})))
+    kinds = [FREE, *[replace(cut, max_new_tokens=budget) for budget in range(9, 15)]]
+    limited(monkeypatch, 3600.0)
+    with monkeypatch.context() as patched:
+        told_here(patched)
+        expected = written(Host(folder), kinds)
+    assert {(one.finish_reason.type, one.complete) for one in expected[1:]} == {("stop", True), ("length", True)}
+    assert written(Host(folder), kinds) == expected
+
+
 def told_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matchers are told of what is drawn by the thread that takes it."""
     monkeypatch.setattr(delivery.Delivery, "_is_told_beside", lambda own, request, sampled: False)
