@@ -60,5 +60,5 @@ def take_with_forced(
     request.append(sampled.token_id)
     request.is_shorter |= sampled.is_shorter  # it is shown with the others, as a token alone
     request.logits_from = request.length - 1
-    reason = request.force(token_ids, end_ids, sampled)
+    reason = request.force(token_ids, end_ids)
     return request.show(sampled, end_ids) if request.wants_logprobs else reason

@@ -315,11 +315,8 @@ class Request:
             self.matcher.accept_bytes(over)
         return self.show(sampled, end_ids, self.detokenizer.push_bytes(over))
 
-    def force(
-        self, token_ids: Sequence[int], end_ids: frozenset[int], drawn: Sampled | None = None
-    ) -> FinishReason | None:
-        """Add tokens that the matcher has accepted already; returns why the request ends, if it does. `drawn`: the token
-        before them, where it is added and its text is not.
+    def force(self, token_ids: Sequence[int], end_ids: frozenset[int]) -> FinishReason | None:
+        """Add tokens that the matcher has accepted already; returns why the request ends, if it does.
 
         Where log-probabilities are wanted, `show` adds their text when the model has told them.
         """
@@ -332,8 +329,7 @@ class Request:
             self.logits_from = self._length - 1
         reason = None
         while self.num_unshown and reason is None:
-            reason = self.show(drawn or Sampled(int(self.output_ids[self._num_shown])), end_ids)
-            drawn = None
+            reason = self.show(Sampled(int(self.output_ids[self._num_shown])), end_ids)
         return reason
 
     def show(self, sampled: Sampled, end_ids: frozenset[int], text: str | None = None) -> FinishReason | None:
