@@ -51,9 +51,7 @@ def lead_straight(protocol: H11Protocol) -> None:
         del found
 
         async def send_unless_lost(message: Message) -> None:
-            if (
-                transport.is_closing()
-            ):  # uvicorn learns why in the loop's next round, and asyncio warns of writes until then
+            if transport.is_closing():  # uvicorn learns why in the loop's next round; until then asyncio warns of writes
                 await asyncio.sleep(0)
             await send(message)
 
