@@ -51,7 +51,7 @@ def lead_straight(protocol: H11Protocol) -> None:
         del found
 
         async def send_unless_lost(message: Message) -> None:
-            if transport.is_closing():  # uvicorn learns why in the loop's next round; until then asyncio warns of writes
+            if transport.is_closing():  # uvicorn learns of it in the loop's next round; asyncio warns of writes before
                 await asyncio.sleep(0)
             await send(message)
 
