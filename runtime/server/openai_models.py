@@ -218,6 +218,12 @@ Parts = Annotated[list[Part], Field(min_length=1, max_length=1024, fail_fast=Tru
 Content = Annotated[Annotated[Text, Tag("(text)")] | Annotated[Parts, Tag("(parts)")], Discriminator(content_kind)]
 
 
+def _refuse_made_call(call: object) -> object:
+    if call is not None:
+        raise PydanticCustomError("unsupported", "functions are tools here: a call that was made stands in tool_calls")
+    return call
+
+
 class ChatMessage(Strict):
     """A turn. An assistant's may make calls instead of saying something; a tool's answers one, by its id."""
 
@@ -231,7 +237,7 @@ class ChatMessage(Strict):
     reasoning: Text | None = None
     parsed: Echoed = None  # of OpenAI's client
     refusal: Text | None = None  # an assistant's, in place of its content
-    function_call: Unsupported = None
+    function_call: Annotated[None, BeforeValidator(_refuse_made_call)] = None  # their older form
     audio: Unsupported = None
     annotations: Unsupported = None
 

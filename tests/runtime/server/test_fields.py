@@ -295,3 +295,50 @@ def test_a_field_that_asks_for_what_is_here_is_taken(
     assert answer.status_code == (400 if refused else 200), answer.text
     if refused:
         assert answer.json()["error"]["param"].startswith(list(asks)[-1])
+
+
+WORDS = {"type": "text", "text": "the"}
+CALL: dict[str, object] = {"name": "f", "arguments": "{}"}
+# Of OpenAI's, vLLM's and others' clients: they ask for what is so, or change no answer.
+TAKEN: list[dict[str, object]] = [
+    {"prediction": {"type": "content", "content": "the cat"}},
+    {"prediction": {"type": "content", "content": [WORDS]}},
+    {"messages": [{"role": "user", "content": [WORDS | {"cache_control": {"type": "ephemeral"}}]}]},
+    {"messages": [{"role": "user", "content": [WORDS | {"prompt_cache_breakpoint": {"mode": "explicit"}}]}]},
+    {"messages": [{"role": "assistant", "content": "a", "reasoning": "b"}, {"role": "user", "content": "the"}]},
+    {"include_reasoning": True},
+    {"add_special_tokens": False, "echo": False, "length_penalty": 1.0, "early_stopping": False},
+    {"return_token_ids": False, "return_tokens_as_token_ids": False},
+    {"mm_processor_kwargs": None, "kv_transfer_params": None, "vllm_xargs": None},
+]
+# They cannot be meant here, and the refusal says which field it is and what there is instead.
+REFUSED: list[tuple[dict[str, object], str, str]] = [
+    ({"include_reasoning": False}, "include_reasoning", "leave it unread"),
+    ({"add_special_tokens": True}, "add_special_tokens", "does not support"),
+    ({"echo": True}, "echo", "/v1/completions"),
+    ({"length_penalty": 0.5}, "length_penalty", "beam search"),
+    ({"return_token_ids": True}, "return_token_ids", "/generate"),
+    ({"prediction": {"type": "content"}}, "prediction.content", "required"),
+    (
+        {"messages": [{"role": "assistant", "content": None, "function_call": CALL}]},
+        "messages[0].function_call",
+        "tools",
+    ),
+]
+
+
+@pytest.mark.parametrize("more", TAKEN, ids=["+".join(more) + str(place) for place, more in enumerate(TAKEN)])
+def test_what_changes_no_answer_is_taken(client: httpx2.Client, more: Mapping[str, object]) -> None:
+    body = PROMPTS["/v1/chat/completions"] | dict(more)
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("more", "param", "why"), REFUSED, ids=[param for _, param, _ in REFUSED])
+def test_what_cannot_be_meant_is_refused_by_its_place(
+    client: httpx2.Client, more: Mapping[str, object], param: str, why: str
+) -> None:
+    answer = client.post("/v1/chat/completions", json=PROMPTS["/v1/chat/completions"] | dict(more))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert why in answer.json()["error"]["message"]
